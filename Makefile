@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2 --durations=15
+PROMPT ?= The President shall
+
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types unit clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo-installed
+	$(BIN)/wmtp generate "$(PROMPT)" --max-new-tokens 128
+	$(BIN)/wmtp generate "$(PROMPT)" --max-new-tokens 128 --compare
+
+test: lint types unit
+
+lint: $(VENV)/.test-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test-installed
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis
+
+unit: $(VENV)/.test-installed
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo-installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.test-installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@ $(VENV)/.demo-installed

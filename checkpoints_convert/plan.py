@@ -1,0 +1,149 @@
+"""Matches a folder's tensors with a model's parameters, strictly, before any value is read."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints_convert.families import find_family
+from checkpoints_convert.families.table import MTP_PREFIX, Entry, Family, Skip, head_name
+from checkpoints_convert.tensor_files import DTYPES, TensorFolder, TensorInfo, read_json
+from checkpoints_convert.tokenizer_files import eos_ids
+from wmtp_jax.checkpoint import parameter_shapes
+from wmtp_jax.config import ModelConfig
+from wmtp_jax.errors import UserError
+
+SHOWN_PROBLEMS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to fill every parameter, what is left out and why, and everything that does not fit."""
+
+    family: Family
+    config: ModelConfig
+    hf_config: dict[str, Any]
+    entries: dict[str, Entry]
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    skipped: dict[str, str]
+    tied_head: str | None
+    problems: tuple[str, ...]
+
+    def raise_problems(self, folder: Path) -> None:
+        """Raises one UserError that lists every problem, if there is any."""
+        raise_all(f"{folder}: the tensors do not fit the config", self.problems)
+
+
+def raise_all(headline: str, problems: tuple[str, ...] | list[str]) -> None:
+    """One UserError with a headline and up to ``SHOWN_PROBLEMS`` indented lines; nothing without problems."""
+    if not problems:
+        return
+    lines = [f"{headline} ({len(problems)} problem{'s' if len(problems) > 1 else ''}):"]
+    lines += [f"  {problem}" for problem in problems[:SHOWN_PROBLEMS]]
+    if len(problems) > SHOWN_PROBLEMS:
+        lines.append(f"  ... and {len(problems) - SHOWN_PROBLEMS} more")
+    raise UserError("\n".join(lines))
+
+
+def make_plan(files: TensorFolder, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:
+    """Reads config.json and compares what it promises with the tensors' names, shapes and dtypes.
+
+    Raises UserError for a config that cannot be read or built; mismatches are collected in ``problems``.
+    """
+    hf = read_json(files.folder / "config.json")
+    family = find_family(hf)
+    stored = files.tensors
+    has_mtp = any(name.startswith(MTP_PREFIX) for name in stored)
+    config = family.parse_config(hf, mtp_in_files=has_mtp)
+    problems: list[str] = []
+    if config.has_mtp and not no_mtp and not has_mtp:
+        problems.append("config.json promises an MTP draft head, but the files hold no mtp.* tensor; use --no-mtp")
+        no_mtp = True
+    config = dataclasses.replace(
+        config, eos_ids=eos_ids(files.folder, config.eos_ids), mtp_pattern=() if no_mtp else config.mtp_pattern
+    )
+    entries = family.table(config, stored)
+    used = {source for entry in entries for source in entry.sources}
+    skipped, unknown = _sort_unused(family, config, stored, used, no_mtp=no_mtp)
+    shapes = parameter_shapes(config, dtype)
+    problems += _unfilled(entries, shapes)
+    problems += _mismatches(entries, shapes, stored)
+    problems += [f"unknown tensor {name} {list(stored[name].shape)}" for name in unknown]
+    tied = next((name for name, reason in skipped.items() if reason == _TIED_REASON), None)
+    return Plan(
+        family=family,
+        config=config,
+        hf_config=hf,
+        entries={entry.parameter: entry for entry in entries},
+        shapes=shapes,
+        skipped=skipped,
+        tied_head=tied,
+        problems=tuple(problems),
+    )
+
+
+_TIED_REASON = "tied output head, equal to the embedding"
+
+
+def _sort_unused(
+    family: Family, config: ModelConfig, stored: dict[str, TensorInfo], used: set[str], *, no_mtp: bool
+) -> tuple[dict[str, str], list[str]]:
+    skipped: dict[str, str] = {}
+    unknown: list[str] = []
+    for name in sorted(stored.keys() - used):
+        reason = _skip_reason(family.skips, name)
+        if reason is None and no_mtp and name.startswith(MTP_PREFIX):
+            reason = "draft head, left out by --no-mtp"
+        if reason is None and config.tie_embeddings and name == head_name(stored):
+            reason = _TIED_REASON
+        if reason is None:
+            unknown.append(name)
+        else:
+            skipped[name] = reason
+    return skipped, unknown
+
+
+def _skip_reason(skips: tuple[Skip, ...], name: str) -> str | None:
+    return next((skip.reason for skip in skips if skip.pattern.search(name)), None)
+
+
+def _unfilled(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """Holes and overlaps of the name table itself."""
+    names = [entry.parameter for entry in entries]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    problems = [f"parameter {name} would be filled twice" for name in twice]
+    problems += [f"parameter {name} is filled by no tensor" for name in sorted(shapes.keys() - set(names))]
+    return problems + [f"no parameter is called {name}" for name in sorted(set(names) - shapes.keys())]
+
+
+def _mismatches(
+    entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], stored: dict[str, TensorInfo]
+) -> list[str]:
+    missing, wrong = [], []
+    seen: set[str] = set()
+    for entry in entries:
+        target = shapes.get(entry.parameter)
+        if target is None:
+            continue
+        for name, shape in zip(entry.sources, entry.layout.source_shapes(target.shape, entry.sources), strict=True):
+            if name in seen:
+                continue
+            seen.add(name)
+            info = stored.get(name)
+            if info is None:
+                missing.append(f"missing tensor {name} {list(shape)}")
+            else:
+                wrong += _misfit(name, info, shape)
+    return missing + wrong
+
+
+def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> Iterator[str]:
+    if info.shape != shape:
+        yield f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from config.json"
+    if info.dtype not in DTYPES:
+        yield f"tensor {name} has dtype {info.dtype}; only {', '.join(DTYPES)} convert"
+

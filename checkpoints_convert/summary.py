@@ -1,0 +1,107 @@
+"""What a model folder holds, told from its headers: no weight is read."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints_convert.hub import local_folder
+from checkpoints_convert.plan import make_plan
+from checkpoints_convert.tensor_files import DTYPES, TensorFolder
+from wmtp_jax.checkpoint import MODEL_NAME, parameter_shapes, read_index, read_model_config
+from wmtp_jax.config import BlockKind, ModelConfig
+
+_KINDS: tuple[BlockKind, ...] = ("attention", "delta", "dense", "moe")
+STATE_BYTES = 4
+
+
+def inspect(path: str | Path) -> dict[str, Any]:
+    """Describes a Hugging Face folder or a converted one, as a dictionary that JSON can hold.
+
+    ``problems`` lists what would stop a conversion. Raises UserError for a folder that cannot be read at all.
+    """
+    folder = local_folder(path)
+    if (folder / MODEL_NAME).is_file():
+        return _inspect_converted(folder)
+    return _inspect_hugging_face(folder)
+
+
+def _inspect_converted(folder: Path) -> dict[str, Any]:
+    config, stored = read_model_config(folder), read_index(folder)
+    shapes = {name: jax.ShapeDtypeStruct(p.shape, jnp.dtype(p.dtype)) for name, p in stored.items()}
+    expected = parameter_shapes(config, jnp.dtype(jnp.bfloat16))
+    problems = [f"missing parameter {name}" for name in sorted(expected.keys() - shapes.keys())]
+    problems += [f"unknown parameter {name}" for name in sorted(shapes.keys() - expected.keys())]
+    return {
+        "path": str(folder),
+        "format": "converted",
+        "family": None,
+        **_describe(config, shapes),
+        "skipped": {},
+        "problems": problems,
+    }
+
+
+def _inspect_hugging_face(folder: Path) -> dict[str, Any]:
+    with TensorFolder(folder) as files:
+        dtypes = Counter[str]()
+        for info in files.tensors.values():
+            dtypes[info.dtype] += math.prod(info.shape)
+        dtype = DTYPES.get(dtypes.most_common(1)[0][0] if dtypes else "", jnp.dtype(jnp.bfloat16))
+        plan = make_plan(files, jnp.dtype(dtype))
+    return {
+        "path": str(folder),
+        "format": "huggingface",
+        "family": plan.family.name,
+        **_describe(plan.config, plan.shapes),
+        "skipped": plan.skipped,
+        "problems": list(plan.problems),
+    }
+
+
+def _describe(config: ModelConfig, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    dtype = shapes["embedding"].dtype if "embedding" in shapes else jnp.dtype(jnp.bfloat16)
+    return {
+        "layers": {
+            "total": sum(config.count(kind) for kind in ("attention", "delta")),
+            **{kind: config.count(kind) for kind in _KINDS if config.count(kind)},
+        },
+        "has_mtp": config.has_mtp,
+        "max_positions": config.max_positions,
+        "eos_ids": list(config.eos_ids),
+        "dtype": str(dtype),
+        "parameters": _sizes(shapes, lambda shape: math.prod(shape.shape)),
+        "parameter_bytes": _sizes(shapes, lambda shape: math.prod(shape.shape) * shape.dtype.itemsize),
+        "cache_bytes_per_token": _cache_bytes(config, dtype.itemsize),
+        "recurrent_state_bytes_per_row": _state_bytes(config, dtype.itemsize),
+    }
+
+
+def _sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], size: Any) -> dict[str, int]:
+    def total(*prefixes: str) -> int:
+        return sum(size(shape) for name, shape in shapes.items() if name.startswith(prefixes))
+
+    return {"total": total(""), "embeddings": total("embedding", "lm_head."), "draft_head": total("mtp.")}
+
+
+def _cache_bytes(config: ModelConfig, itemsize: int) -> dict[str, float]:
+    """Keys and values a token, in the dtype of the weights; ``draft_share`` is of target and draft together."""
+    a = config.attention
+    layer = 2 * a.num_kv_heads * a.head_dim * itemsize
+    target, draft = layer * config.count("attention"), layer * config.mtp_pattern.count("attention")
+    share = draft / (target + draft) if draft else 0.0
+    return {"target": target, "draft": draft, "draft_share": share}
+
+
+def _state_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Float32 memory and convolution tail of every recurrent layer, for one sequence of any length."""
+    d = config.delta
+    if d is None:
+        return 0
+    memory = d.num_value_heads * d.key_dim * d.value_dim * STATE_BYTES
+    tail = (d.conv_kernel - 1) * d.conv_dim * itemsize
+    return config.count("delta") * (memory + tail)

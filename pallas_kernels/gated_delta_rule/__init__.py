@@ -1,0 +1,58 @@
+"""Gated delta rule (Gated DeltaNet, arXiv 2412.06464), with a form that can be rolled back after verification.
+
+For each head, with state S of shape [dk, dv] and one step (q, k, v, log decay g, write strength beta)::
+
+    S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q
+
+The corrected values u of a token never depend on later tokens, so the state after any prefix of a verified run is a
+weighted sum over the stored (k, u) pairs: rejected tokens are simply left out (``commit``).
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.dispatch import choose
+from pallas_kernels.gated_delta_rule import reference, xla
+
+
+class Replay(NamedTuple):
+    """What a verified run leaves behind so that any accepted prefix of it can be folded into the state."""
+
+    keys: Float[Array, "*B T H dk"]
+    values: Float[Array, "*B T H dv"]
+    log_decay: Float[Array, "*B T H"]
+
+
+_IMPLEMENTATIONS = {"reference": reference.gated_delta_rule, "xla": xla.gated_delta_rule}
+
+
+def gated_delta_rule(
+    q: Float[Array, "B T H dk"],
+    k: Float[Array, "B T H dk"],
+    v: Float[Array, "B T H dv"],
+    log_decay: Float[Array, "B T H"],
+    beta: Float[Array, "B T H"],
+    state: Float[Array, "B H dk dv"],
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B T H dv"], Float[Array, "B H dk dv"], Replay]:
+    """Runs T steps from ``state``; everything in float32.
+
+    A token with ``log_decay = beta = 0`` leaves the state untouched, which is how padded tokens are skipped.
+    Returns the outputs, the state after all T tokens, and the ``Replay`` for ``commit``.
+    """
+    out, final, corrected = choose("gated_delta_rule", _IMPLEMENTATIONS, implementation)(
+        q, k, v, log_decay, beta, state
+    )
+    return out, final, Replay(k, corrected, log_decay)
+
+
+def commit(
+    state: Float[Array, "*B H dk dv"], replay: Replay, accepted: Int[Array, " *B"]
+) -> Float[Array, "*B H dk dv"]:
+    """The state after the first ``accepted`` tokens of a replayed run; leading axes are free (layers, rows)."""
+    return xla.commit(state, *replay, accepted)
+
+
+__all__ = ["Replay", "commit", "gated_delta_rule"]

@@ -1,0 +1,105 @@
+"""Chunked form: matrix products inside a chunk, a scan over chunks.
+
+Inside a chunk with cumulative log decay G, the corrected values solve the unit lower triangular system::
+
+    u_i + beta_i sum_{j<i} exp(G_i - G_j) (k_i . k_j) u_j = beta_i (v_i - exp(G_i) S0^T k_i)
+
+It is inverted block by block. The shorter power series of the inverse loses all digits on repetitive text, where the
+keys of a chunk are nearly parallel.
+"""
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 64
+
+
+def gated_delta_rule(q, k, v, log_decay, beta, state, chunk: int = CHUNK):
+    tokens = q.shape[1]
+    inputs = tuple(x.swapaxes(1, 2) for x in (q, k, v, log_decay, beta))
+    if tokens <= chunk:
+        out, state, u = _chunk(state, inputs)
+        return out.swapaxes(1, 2), state, u.swapaxes(1, 2)
+
+    split = tuple(_split(x, chunk) for x in inputs)
+
+    def body(s, xs):
+        out, s, u = _chunk(s, xs)
+        return s, (out, u)
+
+    state, (out, u) = jax.lax.scan(body, state, split)
+    return _join(out, tokens), state, _join(u, tokens)
+
+
+def commit(state, keys, values, log_decay, accepted):
+    kept = jnp.arange(keys.shape[-3]) < accepted[..., None]
+    total = jnp.cumsum(jnp.where(kept[..., None], log_decay, 0.0), axis=-2)
+    last = total[..., -1:, :]
+    weight = jnp.where(kept[..., None], jnp.exp(last - total), 0.0)
+    added = jnp.einsum("...tk,...tv->...kv", _head_major(keys * weight[..., None]), _head_major(values))
+    return jnp.exp(last[..., 0, :])[..., None, None] * state + added
+
+
+def _head_major(x):
+    return x.swapaxes(-3, -2)
+
+
+def _chunk(state, inputs):
+    """One chunk, head-major: q, k [B H C dk], v [B H C dv], log_decay, beta [B H C], state [B H dk dv]."""
+    q, k, v, log_decay, beta = inputs
+    size = q.shape[2]
+    total = jnp.cumsum(log_decay, axis=-1)
+    # The exponent is clamped before exp: above the diagonal it is positive and may overflow, and an infinity that is
+    # masked afterwards still turns gradients into NaN.
+    relative = jnp.exp(jnp.minimum(total[..., :, None] - total[..., None, :], 0.0))
+    lower = jnp.tril(jnp.ones((size, size), bool))
+    strict = jnp.tril(lower, -1)
+    system = jnp.where(strict, beta[..., None] * relative * jnp.einsum("bhck,bhdk->bhcd", k, k), 0.0)
+    from_state = jnp.exp(total)[..., None] * jnp.einsum("bhck,bhkv->bhcv", k, state)
+    right = beta[..., None] * (v - from_state)
+    u = _solve_unit_lower(system, right)
+    scores = jnp.where(lower, relative * jnp.einsum("bhck,bhdk->bhcd", q, k), 0.0)
+    out = jnp.exp(total)[..., None] * jnp.einsum("bhck,bhkv->bhcv", q, state)
+    out = out + jnp.einsum("bhcd,bhdv->bhcv", scores, u)
+    to_end = jnp.exp(total[..., -1:] - total)
+    state = jnp.exp(total[..., -1])[..., None, None] * state + jnp.einsum(
+        "bhck,bhcv->bhkv", k * to_end[..., None], u
+    )
+    return out, state, u
+
+
+def _solve_unit_lower(system, right):
+    """u with (I + system) u = right, by block inversion that doubles the block size: log2(C) pairs of products.
+
+    Written out because XLA's own triangular solve can hang inside a loop on CPUs with few cores.
+    """
+    size = system.shape[-1]
+    padded = 1 << (size - 1).bit_length()
+    system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + [(0, padded - size)] * 2)
+    inverse = jnp.ones((*system.shape[:-2], padded, 1, 1), system.dtype)
+    block = 1
+    while block < padded:
+        pairs = padded // (2 * block)
+        tiles = system.reshape(*system.shape[:-2], pairs, 2, block, pairs, 2, block)[..., 1, :, :, 0, :]
+        below = jnp.moveaxis(jnp.diagonal(tiles, axis1=-4, axis2=-2), -1, -3)
+        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -second @ below @ first
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        block *= 2
+    return inverse[..., 0, :size, :size] @ right
+
+
+def _split(x, chunk):
+    """[B H T ...] to [chunks B H chunk ...], zero-padded: a zero token leaves the state as it is."""
+    tokens = x.shape[2]
+    chunks = -(-tokens // chunk)
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - tokens)] + [(0, 0)] * (x.ndim - 3))
+    return jnp.moveaxis(x.reshape(*x.shape[:2], chunks, chunk, *x.shape[3:]), 2, 0)
+
+
+def _join(x, tokens):
+    """[chunks B H chunk dv] to [B T H dv]."""
+    x = jnp.moveaxis(x, 0, 2)
+    x = x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, :tokens]
+    return x.swapaxes(1, 2)

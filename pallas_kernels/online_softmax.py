@@ -1,0 +1,59 @@
+"""Softmax-weighted sums over keys that arrive block by block (Milakov and Gimelshein, arXiv 1805.02867)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+# A finite stand-in for minus infinity: differences of two of them stay finite.
+MASKED = -1e30
+
+
+class Partial(NamedTuple):
+    """Running maximum, sum of weights and weighted values of the keys seen so far, float32."""
+
+    maximum: Float[Array, "B K Q"]
+    total: Float[Array, "B K Q"]
+    weighted: Float[Array, "B K Q D"]
+
+
+def start(q: Float[Array, "B K Q D"]) -> Partial:
+    """No keys seen."""
+    shape = q.shape[:-1]
+    return Partial(jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(q.shape, jnp.float32))
+
+
+def add(
+    partial: Partial,
+    q: Float[Array, "B K Q D"],
+    k: Float[Array, "B K P D"],
+    v: Float[Array, "B K P D"],
+    visible: Bool[Array, "B Q P"],
+) -> Partial:
+    """Takes in one block of keys and values."""
+    scores = jnp.einsum("bkqd,bkpd->bkqp", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = jnp.where(visible[:, None], scores, MASKED)
+    maximum = jnp.maximum(partial.maximum, scores.max(axis=-1))
+    weights = jnp.where(visible[:, None], jnp.exp(scores - maximum[..., None]), 0.0)
+    old = jnp.exp(partial.maximum - maximum)
+    total = partial.total * old + weights.sum(axis=-1)
+    added = jnp.einsum("bkqp,bkpd->bkqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return Partial(maximum, total, partial.weighted * old[..., None] + added)
+
+
+def finish(partial: Partial) -> Float[Array, "B K Q D"]:
+    """The attended values; zero where nothing was visible."""
+    return partial.weighted / jnp.maximum(partial.total, 1e-30)[..., None]
+
+
+def group_queries(q: Float[Array, "B T H D"], kv_heads: int) -> Float[Array, "B K Q D"]:
+    """All queries that share a key head side by side, Q = G * T with T fastest."""
+    rows, tokens, heads, size = q.shape
+    grouped = q.reshape(rows, tokens, kv_heads, heads // kv_heads, size).transpose(0, 2, 3, 1, 4)
+    return grouped.reshape(rows, kv_heads, -1, size)
+
+
+def ungroup_queries(x: Float[Array, "B K Q D"], tokens: int) -> Float[Array, "B T H D"]:
+    """The inverse of ``group_queries``."""
+    rows, kv_heads, _, size = x.shape
+    return x.reshape(rows, kv_heads, -1, tokens, size).transpose(0, 3, 1, 2, 4).reshape(rows, tokens, -1, size)

@@ -1,0 +1,15 @@
+"""Gather every page, mask, softmax: the oracle."""
+
+import jax
+import jax.numpy as jnp
+
+
+def paged_attention(q, k_pages, v_pages, page_table, lengths):
+    rows, tokens, heads, size = q.shape
+    k, v = (jnp.moveaxis(pages[page_table], 2, 1).reshape(rows, pages.shape[1], -1, size) for pages in (k_pages, v_pages))
+    k, v = (jnp.repeat(x.astype(jnp.float32), heads // x.shape[1], axis=1) for x in (k, v))
+    scores = jnp.einsum("bthd,bhpd->bhtp", q.astype(jnp.float32), k) * size**-0.5
+    last = lengths[:, None] + jnp.arange(tokens)
+    visible = jnp.arange(k.shape[2]) <= last[:, None, :, None]
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhtp,bhpd->bthd", weights, jnp.where(jnp.isnan(v), 0.0, v)).astype(q.dtype)

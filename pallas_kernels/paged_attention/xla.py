@@ -1,0 +1,21 @@
+"""Portable form: a loop over pages with an online softmax, as many trips as the longest row has pages."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import online_softmax
+
+
+def paged_attention(q, k_pages, v_pages, page_table, lengths):
+    tokens, (kv_heads, page) = q.shape[1], k_pages.shape[1:3]
+    grouped = online_softmax.group_queries(q, kv_heads)
+    last = jnp.tile(lengths[:, None] + jnp.arange(tokens), (1, q.shape[2] // kv_heads))
+
+    def body(index, partial):
+        rows = jax.lax.dynamic_index_in_dim(page_table, index, axis=1, keepdims=False)
+        visible = index * page + jnp.arange(page) <= last[..., None]
+        return online_softmax.add(partial, grouped, k_pages[rows], v_pages[rows], visible)
+
+    trips = jnp.minimum((jnp.max(lengths) + tokens + page - 1) // page, page_table.shape[1])
+    partial = jax.lax.fori_loop(0, trips, body, online_softmax.start(grouped))
+    return online_softmax.ungroup_queries(online_softmax.finish(partial), tokens).astype(q.dtype)

@@ -1,0 +1,30 @@
+"""What every test stands on: the CPU unless the caller says otherwise, true float32 products, reproducible examples."""
+
+import os
+from pathlib import Path
+
+# These must be set before anything imports JAX; processes that tests start inherit them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each worker is one core's worth of work: torch would start a thread a core in every one of them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+if os.environ.get("WMTP_RUNTIME_TYPES"):
+    from jaxtyping import install_import_hook
+
+    install_import_hook(["wmtp_jax", "pallas_kernels"], "beartype.beartype")
+
+settings.register_profile(
+    "dev",
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")

@@ -1,0 +1,109 @@
+"""The models give the logits and the greedy text of Hugging Face transformers, from the same checkpoint folders."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from checkpoints_convert import load_hf
+from tests.hf_models import VOCAB, hf_greedy, hf_logits, randomize, save_checkpoint, tiny_model
+from tests.models.mtp_oracle import TorchMTP
+
+TOLERANCE = 1e-4
+VERIFIED = 4
+LENGTHS = [1, 2, VERIFIED, 63, 64, 65, 150]
+
+_YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=4096)
+_LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    original_max_position_embeddings=64,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+_LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=3.0)
+_MROPE = dict(partial_rotary_factor=0.25, mrope_section=[1, 1, 1], mrope_interleaved=True)
+
+
+class Case(NamedTuple):
+    """``changes`` to the family's config, and how its checkpoint is laid out."""
+
+    family: str
+    changes: Mapping[str, Any] = MappingProxyType({})
+    layout: Mapping[str, Any] = MappingProxyType({})
+    compiled_once: bool = False
+
+
+_TWO = dict(full_attention_interval=2, num_hidden_layers=4)
+# An attention decoder treats all lengths alike and is compiled for the longest only; a delta rule runs in chunks.
+CASES = {
+    "qwen3.5 dense": Case("Qwen3_5"),
+    "qwen3.5 dense, nested, tied, yarn": Case(
+        "Qwen3_5",
+        dict(tie_word_embeddings=True, max_position_embeddings=16384, rope_parameters=_YARN | _MROPE),
+        dict(nested=True),
+        compiled_once=True,
+    ),
+    "qwen3.5 moe, one tensor an expert": Case("Qwen3_5Moe", _TWO),
+    "qwen3.5 moe, packed and nested": Case("Qwen3_5Moe", _TWO, dict(packed=True, nested=True)),
+    "qwen3-next": Case("Qwen3Next", _TWO),
+    "qwen2, yarn": Case("Qwen2", dict(max_position_embeddings=16384, rope_parameters=_YARN), compiled_once=True),
+    "qwen2, tied, linear": Case("Qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR), compiled_once=True),
+    "llama": Case("Llama", compiled_once=True),
+    "llama, biases": Case("Llama", dict(attention_bias=True, mlp_bias=True), compiled_once=True),
+    "llama, tied, llama3": Case(
+        "Llama", dict(tie_word_embeddings=True, rope_parameters=_LLAMA3), dict(old_rope=True), compiled_once=True
+    ),
+}
+# Tied heads and biases make a random model repeat one token for ever.
+LIVELY = [name for name in CASES if "tied" not in name and "biases" not in name]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def models(request, tmp_path_factory):
+    """The Hugging Face model, ours read from the folder the first one was saved to, and their case."""
+    case = CASES[request.param]
+    model = tiny_model(case.family, **case.changes)
+    head = randomize(TorchMTP(model), 1) if case.family.startswith("Qwen3") else None
+    folder = save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"), mtp=head, **case.layout)
+    return model, load_hf(folder, dtype=jnp.float32)[1], case
+
+
+@nnx.jit
+def _logits(decoder, tokens):
+    return decoder.logits(decoder.sequence(tokens))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_logits_equal_those_of_hugging_face_at_every_position(models, length):
+    model, decoder, case = models
+    tokens = np.random.default_rng(length).integers(0, VOCAB, (2, length))
+    ours = _logits(decoder, _pad(tokens) if case.compiled_once else tokens)[:, :length]
+    np.testing.assert_allclose(ours, hf_logits(model, tokens), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("models", LIVELY, indirect=True)
+def test_64_greedy_tokens_equal_those_of_hugging_face(models):
+    model, decoder, _ = models
+    prompts = np.random.default_rng(7).integers(0, VOCAB, (2, 9))
+    tokens, leads = hf_greedy(model, prompts, 64)
+    assert leads.min() > 2 * TOLERANCE, "the oracle's text hangs on rounding: choose other prompts"
+    assert len(np.unique(tokens)) > 8, "the oracle's text repeats itself: choose another model"
+    np.testing.assert_array_equal(_greedy(decoder, prompts, 64), tokens)
+
+
+def _greedy(decoder, prompts: np.ndarray, count: int) -> np.ndarray:
+    """The argmax text without any cache; what follows a position does not change its logits."""
+    start, text = prompts.shape[1], _pad(prompts)
+    for end in range(start, start + count):
+        text[:, end] = jnp.argmax(_logits(decoder, text)[:, end - 1], axis=-1)
+    return text[:, start : start + count]
+
+
+def _pad(tokens: np.ndarray) -> np.ndarray:
+    return np.pad(tokens, ((0, 0), (0, max(LENGTHS) - tokens.shape[1])))

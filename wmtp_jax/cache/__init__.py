@@ -1,0 +1,1 @@
+"""Where keys and values live: the target's pages and the draft head's ring."""

@@ -1,0 +1,60 @@
+"""The target's keys and values: one pool of pages for all layers and rows, and a table that says who owns which."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.paged_attention import paged_attention
+from wmtp_jax.config import ModelConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedCache:
+    """Row b's position p lies in page ``table[b, p // P]``, in the same place of every layer."""
+
+    keys: Float[Array, "layers pages K P D"]
+    values: Float[Array, "layers pages K P D"]
+    table: Int[Array, "B n"]
+
+    @property
+    def page_size(self) -> int:
+        return self.keys.shape[3]
+
+    def attend(
+        self,
+        layer: Int[Array, ""],
+        q: Float[Array, "B T H D"],
+        k: Float[Array, "B T K D"],
+        v: Float[Array, "B T K D"],
+        lengths: Int[Array, " B"],
+        valid: Bool[Array, "B T"],
+    ) -> tuple[Float[Array, "B T H D"], "PagedCache"]:
+        """Stores T new positions after ``lengths`` (those that are ``valid``), then attends over everything."""
+        positions = lengths[:, None] + jnp.arange(q.shape[1])
+        own = jnp.minimum(positions // self.page_size, self.table.shape[1] - 1)
+        # An index past the pool is dropped by the scatter: padded tokens and finished rows write nowhere.
+        page = jnp.where(valid, jnp.take_along_axis(self.table, own, axis=1), self.keys.shape[1])
+        at = (layer, page, slice(None), positions % self.page_size)
+        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
+        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
+        pool = (-1, *keys.shape[2:])
+        table = self.table + layer * keys.shape[1]
+        out = paged_attention(q, keys.reshape(pool), values.reshape(pool), table, lengths)
+        return out, PagedCache(keys, values, self.table)
+
+
+def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: jnp.dtype) -> PagedCache:
+    """An empty pool in which row b owns enough pages for ``capacities[b]`` positions."""
+    counts = [-(-capacity // page_size) for capacity in capacities]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    # Entries past a row's own pages are never written and only read masked; they repeat its last page.
+    table = np.stack(
+        [start + np.minimum(np.arange(max(counts)), count - 1) for start, count in zip(starts, counts, strict=False)]
+    )
+    a = config.attention
+    shape = (config.count("attention"), int(starts[-1]), a.num_kv_heads, page_size, a.head_dim)
+    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32))

@@ -1,0 +1,58 @@
+"""The draft head's keys and values: a ring of sink + window + spare slots a row, constant in the context length.
+
+A step writes its entries at positions [L - window, L + N) around committed length L, so N spare slots beyond the
+window are exactly enough: one fewer and a drafted entry overwrites a key that is still read.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.sink_window_attention import ring_slot, sink_window_attention
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftRing:
+    """A native (unwindowed) cache is the ring without a sink whose window is the whole capacity: it never wraps."""
+
+    keys: Float[Array, "B K C D"]
+    values: Float[Array, "B K C D"]
+    sink: int = field(metadata={"static": True})
+    window: int = field(metadata={"static": True})
+
+    def write(
+        self,
+        k: Float[Array, "B T K D"],
+        v: Float[Array, "B T K D"],
+        positions: Int[Array, "B T"],
+        valid: Bool[Array, "B T"],
+    ) -> "DraftRing":
+        """Stores entries; valid positions of one call must lie in different slots."""
+        capacity = self.keys.shape[2]
+        slot = jnp.where(valid, ring_slot(positions, self.sink, capacity), capacity)
+        at = (jnp.arange(slot.shape[0])[:, None], slice(None), slot)
+        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
+        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
+        return DraftRing(keys, values, self.sink, self.window)
+
+    def attend(
+        self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"], committed: Int[Array, " B"]
+    ) -> Float[Array, "B T H D"]:
+        """Attends to the sink, the last ``window`` of the ``committed`` entries, and drafted entries up to itself."""
+        start = jnp.broadcast_to((committed - self.window)[:, None], positions.shape)
+        return sink_window_attention(q, self.keys, self.values, positions, start, self.sink)
+
+    def is_read(self, positions: Int[Array, "B T"], committed: Int[Array, " B"]) -> Bool[Array, "B T"]:
+        """Whether a draft at ``committed`` length would read these positions."""
+        return (positions < self.sink) | (positions >= (committed - self.window)[:, None])
+
+
+def allocate_ring(
+    rows: int, kv_heads: int, head_dim: int, *, window: int, sink: int, spare: int, dtype: jnp.dtype
+) -> DraftRing:
+    """An empty ring of sink + window + spare slots a row."""
+    shape = (rows, kv_heads, sink + window + spare, head_dim)
+    return DraftRing(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), sink, window)

@@ -1,0 +1,211 @@
+"""What a model is made of: frozen, keyword-only descriptions, independent of any checkpoint format.
+
+A decoder is a flat sequence of residual blocks, ``x + mixer(norm(x))``. A Qwen "layer" is two blocks (a token mixer,
+then an MLP); a Nemotron layer would be one. ``pattern`` names the blocks of one period; the decoder repeats the period
+``num_periods`` times and scans over the repetitions, so compile time follows the period and not the depth.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from wmtp_jax.errors import UserError
+
+BlockKind = Literal["attention", "delta", "dense", "moe"]
+
+
+class ConfigError(UserError):
+    """A model description that cannot be built; the message names the field and the mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Frequency scaling beyond the trained context.
+
+    ``kind`` is ``linear``, ``llama3`` or ``yarn`` (arXiv 2309.00071); each reads its own fields, as in Hugging Face's
+    ``rope_parameters``.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary positions on the first ``rotary_dim`` of each head's dimensions (rotate-half pairs)."""
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Grouped-query softmax attention. ``rope=None`` is position-free attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None
+    output_gate: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_key_value_heads={self.num_kv_heads} does not divide num_attention_heads={self.num_heads}"
+            )
+        if self.rope and (self.rope.rotary_dim % 2 or self.rope.rotary_dim > self.head_dim):
+            raise ConfigError(
+                f"rotary_dim={self.rope.rotary_dim} must be even and at most head_dim={self.head_dim}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """Gated delta rule with a short causal convolution (Gated DeltaNet, arXiv 2412.06464)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_value_heads % self.num_key_heads:
+            raise ConfigError(
+                f"linear_num_key_heads={self.num_key_heads} does not divide "
+                f"linear_num_value_heads={self.num_value_heads}"
+            )
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: all query, key and value heads side by side."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """SwiGLU feed-forward."""
+
+    ffn_size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Softmax top-k experts (SwiGLU) with an optional sigmoid-gated shared expert (``shared_ffn_size=0``: none)."""
+
+    num_experts: int
+    top_k: int
+    ffn_size: int
+    shared_ffn_size: int = 0
+    normalize_top_k: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_k <= self.num_experts:
+            raise ConfigError(f"num_experts_per_tok={self.top_k} must be in 1..num_experts={self.num_experts}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A hybrid decoder and, where ``mtp_pattern`` is not empty, its Multi-Token-Prediction draft head."""
+
+    vocab_size: int
+    hidden_size: int
+    pattern: tuple[BlockKind, ...]
+    num_periods: int
+    attention: AttentionConfig
+    delta: DeltaConfig | None = None
+    dense: DenseConfig | None = None
+    moe: MoEConfig | None = None
+    norm_eps: float = 1e-6
+    zero_centered_norm: bool = False
+    tie_embeddings: bool = False
+    mtp_pattern: tuple[BlockKind, ...] = ()
+    max_positions: int = 32768
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in set(self.pattern + self.mtp_pattern):
+            if kind != "attention" and getattr(self, kind, None) is None:
+                raise ConfigError(f"pattern has a {kind!r} block but the config has no {kind!r} section")
+        if self.mtp_pattern and (self.mtp_pattern[0] != "attention" or not self.mtp_is_one_attention_layer):
+            raise ConfigError(f"mtp_pattern={self.mtp_pattern} must be one attention block, then feed-forward blocks")
+
+    @property
+    def mtp_is_one_attention_layer(self) -> bool:
+        """Whether draft keys depend on no draft attention, so prompt prefill may skip unread entries."""
+        return all(kind in ("dense", "moe") for kind in self.mtp_pattern[1:])
+
+    @property
+    def has_mtp(self) -> bool:
+        return bool(self.mtp_pattern)
+
+    @property
+    def blocks(self) -> tuple[BlockKind, ...]:
+        """Every block of the decoder in order."""
+        return self.pattern * self.num_periods
+
+    def count(self, kind: BlockKind) -> int:
+        """How many blocks of one kind the decoder has, the draft head left out."""
+        return self.blocks.count(kind)
+
+
+def fold_pattern(blocks: Sequence[BlockKind], per_layer: int) -> tuple[tuple[BlockKind, ...], int]:
+    """The shortest period, in whole layers of ``per_layer`` blocks, that tiles ``blocks``, and its repetitions."""
+    for size in range(per_layer, len(blocks) + 1, per_layer):
+        repeats, rest = divmod(len(blocks), size)
+        if not rest and tuple(blocks[:size]) * repeats == tuple(blocks):
+            return tuple(blocks[:size]), repeats
+    raise ConfigError("a model needs at least one layer")
+
+
+_SECTIONS = {"attention": AttentionConfig, "delta": DeltaConfig, "dense": DenseConfig, "moe": MoEConfig}
+
+
+def config_to_json(config: ModelConfig) -> str:
+    """The description as JSON text; ``config_from_json`` reads it back equal."""
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def config_from_json(text: str) -> ModelConfig:
+    """Reads ``config_to_json`` output. Raises ConfigError for unknown or missing fields."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        for name, section in _SECTIONS.items():
+            if fields.get(name) is not None:
+                fields[name] = _section(section, fields[name])
+        for name in ("pattern", "mtp_pattern", "eos_ids"):
+            fields[name] = tuple(fields[name])
+        return ModelConfig(**fields)
+    except (TypeError, KeyError, json.JSONDecodeError, AttributeError) as error:
+        raise ConfigError(f"not a model description: {error}") from None
+
+
+def _section(section: type, fields: dict[str, Any]) -> Any:
+    if section is AttentionConfig and fields.get("rope"):
+        rope = dict(fields["rope"])
+        if rope.get("scaling"):
+            rope["scaling"] = RopeScaling(**rope["scaling"])
+        fields = {**fields, "rope": RopeConfig(**rope)}
+    return section(**fields)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Reads the description that a converted checkpoint carries."""
+    return config_from_json(path.read_text())

@@ -1,0 +1,116 @@
+"""The loop: draft, verify, accept, commit. One jitted program; the host reads tokens every few steps."""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from wmtp_jax.decode.drafter import Drafter
+from wmtp_jax.decode.sampling import Sampling, choose_run
+from wmtp_jax.decode.state import Committed, DecodeState
+from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.delta_net import commit_delta
+
+
+class Emitted(NamedTuple):
+    """What a few steps emitted: the first ``count`` tokens a row, and how many rows accepted how many drafts."""
+
+    tokens: Int[Array, "B R"]
+    count: Int[Array, " B"]
+    accepted: Int[Array, " N"]
+    steps: Int[Array, ""]
+
+
+def step(
+    model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"], Int[Array, " B"]]:
+    """One step for every row that is not done.
+
+    Returns the state, the target's choices [B, N], how many of them are emitted, and how many drafts were right.
+    """
+    drafts, draft = drafter.propose(model, state, sampling)
+    choices, hidden, runs, cache = _verify(model, state, drafts, sampling)
+    accepted = jnp.cumprod(drafts == choices[:, :-1], axis=1).sum(axis=1).astype(jnp.int32)
+    count, stopped = _cut(state, choices, accepted, stops)
+    emitted = jnp.arange(choices.shape[1]) < count[:, None]
+    recurrent = tuple(
+        commit_delta(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
+        for old, run in zip(state.recurrent, runs, strict=True)
+    )
+    newest = jnp.take_along_axis(choices, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    remaining = state.remaining - count
+    new = replace(
+        state,
+        cache=cache,
+        recurrent=recurrent,
+        draft=draft,
+        length=state.length + count,
+        pending=jnp.where(state.done, state.pending, newest),
+        committed=Committed(hidden, choices, count),
+        remaining=remaining,
+        done=state.done | stopped | (remaining <= 0),
+        history=None if state.history is None else state.history.add(choices, emitted),
+    )
+    return new, choices, count, accepted
+
+
+def _verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling):
+    """One target forward over the pending token and the drafts; recurrent layers are left uncommitted."""
+    run = jnp.concatenate([state.pending[:, None], drafts], axis=1)
+    positions = state.length[:, None] + jnp.arange(run.shape[1])
+    writes = jnp.broadcast_to(~state.done[:, None], run.shape)
+
+    def attend(cache, layer, q, k, v):
+        return cache.attend(layer, q, k, v, state.length, writes)
+
+    hidden, runs, cache = model.hidden_states(run, positions, None, state.recurrent, state.cache, attend)
+    choices = choose_run(sampling, model.logits(hidden), positions + 1, drafts, state.history)
+    return choices, hidden, runs, cache
+
+
+def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " B"], stops: Int[Array, "B E"]):
+    """How many choices are emitted: accepted drafts and one more, up to a stop token or the row's limit."""
+    stop = jnp.any(choices[..., None] == stops[:, None, :], axis=-1)
+    offsets = jnp.arange(choices.shape[1])
+    first_stop = jnp.min(jnp.where(stop, offsets, choices.shape[1]), axis=1)
+    count = jnp.minimum(jnp.minimum(accepted + 1, first_stop + 1), state.remaining)
+    return jnp.where(state.done, 0, count), first_stop < count
+
+
+@partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
+def decode(
+    model: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    steps: int,
+) -> tuple[DecodeState, Emitted]:
+    """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place."""
+    rows, run = state.pending.shape[0], drafter.gamma + 1
+
+    def running(carry) -> Array:
+        state, out = carry
+        return (out.steps < steps) & ~jnp.all(state.done)
+
+    def body(carry):
+        state, out = carry
+        alive = ~state.done
+        state, choices, count, accepted = step(model, drafter, state, sampling, stops)
+        offsets = jnp.arange(run)
+        # A slot past the buffer is dropped: choices that are not emitted go nowhere.
+        slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])
+        tokens = out.tokens.at[jnp.arange(rows)[:, None], slot].set(choices, mode="drop")
+        histogram = out.accepted + jnp.sum((accepted[:, None] == offsets) & alive[:, None], axis=0)
+        return state, Emitted(tokens, out.count + count, histogram, out.steps + 1)
+
+    empty = Emitted(
+        jnp.zeros((rows, steps * run), jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(run, jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
+    return jax.lax.while_loop(running, body, (state, empty))

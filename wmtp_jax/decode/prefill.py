@@ -1,0 +1,130 @@
+"""Reading prompts: fixed-size chunks, whatever the prompt's length, and the first emitted token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from wmtp_jax.cache.paged import allocate
+from wmtp_jax.decode.drafter import Drafter
+from wmtp_jax.decode.sampling import Sampling, choose, start_history
+from wmtp_jax.decode.state import Committed, DecodeState
+from wmtp_jax.models.decoder import Decoder
+
+
+def start_state(
+    model: Decoder,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: Sequence[int],
+    *,
+    page_size: int,
+    dtype: jnp.dtype,
+    penalized: bool,
+) -> DecodeState:
+    """Caches and counters for a batch, before any token is read."""
+    rows, run = len(prompts), drafter.gamma + 1
+    capacities = [
+        round_capacity(len(prompt) + new + run, page_size) for prompt, new in zip(prompts, max_new_tokens, strict=True)
+    ]
+    committed = Committed(
+        jnp.zeros((rows, run, model.config.hidden_size), model.embedding.dtype),
+        jnp.zeros((rows, run), jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+    )
+    return DecodeState(
+        cache=allocate(model.config, capacities, page_size, dtype),
+        recurrent=model.initial_states(rows),
+        draft=drafter.start(model, rows, max(capacities), dtype),
+        length=jnp.zeros(rows, jnp.int32),
+        pending=jnp.zeros(rows, jnp.int32),
+        committed=committed,
+        remaining=jnp.asarray(max_new_tokens, jnp.int32),
+        done=jnp.zeros(rows, bool),
+        history=start_history(prompts, model.config.vocab_size) if penalized else None,
+    )
+
+
+def round_capacity(positions: int, page_size: int) -> int:
+    """Whole pages, on a grid of four sizes an octave: few distinct shapes, so few compilations, at most 25 % spare."""
+    pages = -(-positions // page_size)
+    step = max(1, 1 << max(pages.bit_length() - 3, 0))
+    return -(-pages // step) * step * page_size
+
+
+def prefill(
+    model: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    *,
+    chunk: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> DecodeState:
+    """Reads every row's prompt and emits its first token. ``progress`` gets (tokens read, tokens in all)."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    total = int(lengths.max())
+    padded = np.zeros((len(prompts), -(-total // chunk) * chunk + 1), np.int32)
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    for begin in range(0, total, chunk):
+        tokens, following = padded[:, begin : begin + chunk], padded[:, begin + 1 : begin + chunk + 1]
+        valid = np.clip(lengths - begin, 0, chunk).astype(np.int32)
+        state = _read_chunk(model, drafter, state, tokens, following, valid, lengths)
+        if progress:
+            jax.block_until_ready(state.length)
+            progress(min(begin + chunk, total), total)
+    return _first_token(model, state, sampling, stops)
+
+
+@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def _read_chunk(
+    model: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    tokens: Int[Array, "B T"],
+    following: Int[Array, "B T"],
+    valid: Int[Array, " B"],
+    prompt_length: Int[Array, " B"],
+) -> DecodeState:
+    offsets = jnp.arange(tokens.shape[1])
+    counts = offsets < valid[:, None]
+
+    def attend(cache, layer, q, k, v):
+        return cache.attend(layer, q, k, v, state.length, counts)
+
+    hidden, recurrent, cache = model.hidden_states(
+        tokens, state.length[:, None] + offsets, valid, state.recurrent, state.cache, attend
+    )
+    draft = drafter.prefill(model, state.draft, hidden, following, state.length, prompt_length)
+    newest = jnp.take_along_axis(hidden, jnp.maximum(valid - 1, 0)[:, None, None], axis=1)[:, 0]
+    kept = jnp.where((valid > 0)[:, None], newest, state.committed.hidden[:, 0])
+    committed = Committed(
+        state.committed.hidden.at[:, 0].set(kept), state.committed.tokens, jnp.ones_like(state.committed.count)
+    )
+    return replace(
+        state, cache=cache, recurrent=recurrent, draft=draft, length=state.length + valid, committed=committed
+    )
+
+
+@partial(jax.jit, donate_argnames="state")
+def _first_token(model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> DecodeState:
+    logits = model.logits(state.committed.hidden[:, :1])[:, 0]
+    token = choose(sampling, logits, state.length, state.history)
+    history = state.history
+    if history is not None:
+        history = history.add(token[:, None], ~state.done[:, None])
+    committed = Committed(
+        state.committed.hidden, state.committed.tokens.at[:, 0].set(token), state.committed.count
+    )
+    remaining = state.remaining - 1
+    done = state.done | (remaining <= 0) | jnp.any(token[:, None] == stops, axis=1)
+    return replace(state, pending=token, committed=committed, remaining=remaining, done=done, history=history)
+
+

@@ -1,0 +1,31 @@
+"""One residual block: a norm and the mixer it feeds."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from wmtp_jax.config import BlockKind, ModelConfig
+from wmtp_jax.models.attention import Attention
+from wmtp_jax.models.delta_net import DeltaNet
+from wmtp_jax.models.feed_forward import MoE, SwiGLU
+from wmtp_jax.models.layers import RMSNorm
+
+Mixer = Attention | DeltaNet | SwiGLU | MoE
+
+
+class Block(nnx.Module):
+    """Norm and mixer; the caller adds the residual, since attention and recurrent mixers need their caches."""
+
+    def __init__(self, kind: BlockKind, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
+        self.mixer = _make_mixer(kind, config, rngs, dtype)
+
+
+def _make_mixer(kind: BlockKind, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> Mixer:
+    if kind == "attention":
+        return Attention(config, rngs=rngs, dtype=dtype)
+    if kind == "delta":
+        return DeltaNet(config, rngs=rngs, dtype=dtype)
+    if kind == "moe":
+        return MoE(config, rngs=rngs, dtype=dtype)
+    assert config.dense is not None
+    return SwiGLU(config.hidden_size, config.dense.ffn_size, config.dense.bias, rngs=rngs, dtype=dtype)

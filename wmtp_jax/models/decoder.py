@@ -1,0 +1,126 @@
+"""The target: embedding, a scan over periods of residual blocks, final norm, output head; and its draft head."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from wmtp_jax.config import ModelConfig
+from wmtp_jax.models.attention import Attention
+from wmtp_jax.models.block import Block
+from wmtp_jax.models.delta_net import DeltaNet, DeltaReplay, DeltaState
+from wmtp_jax.models.layers import Linear, RMSNorm
+from wmtp_jax.models.mtp import MTP
+
+Cache = TypeVar("Cache")
+# Stores one attention layer's new keys and values, then attends: (cache, layer, q, k, v) -> (attended, cache).
+Attend = Callable[[Cache, Int[Array, ""], Array, Array, Array], tuple[Float[Array, "B T H D"], Cache]]
+
+
+
+
+class Decoder(nnx.Module):
+    """A hybrid language model. ``blocks`` are the blocks of one period with parameters stacked over the periods."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32):
+        self.config = config
+        embedding = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size))
+        self.embedding = nnx.Param(embedding.astype(dtype))
+
+        def period(key: Array) -> nnx.List[Block]:
+            own = nnx.Rngs(key)
+            return nnx.List([Block(kind, config, rngs=own, dtype=dtype) for kind in config.pattern])
+
+        self.blocks = jax.vmap(period)(jax.random.split(rngs.params(), config.num_periods))
+        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
+        head = (config.hidden_size, config.vocab_size)
+        self.lm_head = None if config.tie_embeddings else Linear(*head, rngs=rngs, dtype=dtype)
+        self.mtp = MTP(config, rngs=rngs, dtype=dtype) if config.has_mtp else None
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        """Token embeddings, shared by the target and the draft head."""
+        return self.embedding[...][tokens]
+
+    def logits(self, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        """Float32 logits of normed hidden states, from the target or from the draft head."""
+        if self.lm_head is not None:
+            return self.lm_head(hidden).astype(jnp.float32)
+        return jnp.einsum("btm,vm->btv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+
+    def hidden_states(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        valid: Int[Array, " B"] | None,
+        states: tuple[DeltaState, ...],
+        cache: Cache,
+        attend: Attend[Cache],
+        *,
+        remat: bool = False,
+    ) -> tuple[Float[Array, "B T M"], tuple[DeltaState | DeltaReplay, ...], Cache]:
+        """Runs T tokens a row after what the caches hold.
+
+        ``states`` has one entry a delta block of the period, with a leading axis over the periods. The attention
+        cache goes through the scan as its carry, so that it is updated in place and never restacked. Returns the
+        hidden states after the final norm, the new recurrent states (``valid`` tokens a row committed) or, with
+        ``valid=None``, uncommitted runs, and the cache.
+        """
+        per_period = self.config.pattern.count("attention")
+
+        def period(carry, xs):
+            x, cache = carry
+            blocks, index, states = xs
+            layer, states, updates = index * per_period, iter(states), []
+            for block in blocks:
+                normed = block.norm(x)
+                if isinstance(block.mixer, Attention):
+                    q, gate = block.mixer.queries(normed, positions)
+                    attended, cache = attend(cache, layer, q, *block.mixer.keys_values(normed, positions))
+                    y, layer = block.mixer.output(attended, gate), layer + 1
+                elif isinstance(block.mixer, DeltaNet):
+                    y, update = block.mixer(normed, next(states), valid)
+                    updates.append(update)
+                else:
+                    y = block.mixer(normed)
+                x = x + y
+            return (x, cache), tuple(updates)
+
+        body = jax.checkpoint(period) if remat else period
+        xs = (self.blocks, jnp.arange(self.config.num_periods), states)
+        (x, cache), updates = jax.lax.scan(body, (self.embed(tokens), cache), xs)
+        return self.final_norm(x), updates, cache
+
+    def initial_states(self, rows: int) -> tuple[DeltaState, ...]:
+        """Zero recurrent states for ``rows`` rows, stacked over the periods."""
+        count = self.config.num_periods
+        return tuple(
+            jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), block.mixer.initial_state(rows))
+            for block in self.blocks
+            if isinstance(block.mixer, DeltaNet)
+        )
+
+    def sequence(self, tokens: Int[Array, "B T"], *, remat: bool = False) -> Float[Array, "B T M"]:
+        """Normed hidden states of whole sequences without any cache: for training and parity checks."""
+        rows, length = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+
+        def attend(cache, layer, q, k, v):
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True), cache
+
+        valid = jnp.full(rows, length)
+        return self.hidden_states(
+            tokens, positions, valid, self.initial_states(rows), None, attend, remat=remat
+        )[0]
+
+
+def build(config: ModelConfig, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Decoder:
+    """A randomly initialised model."""
+    return Decoder(config, rngs=nnx.Rngs(seed), dtype=dtype)
+
+
+def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:
+    """The same tree with shapes instead of arrays; allocates nothing."""
+    return nnx.eval_shape(lambda: build(config, 0, dtype))
