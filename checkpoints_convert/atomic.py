@@ -26,14 +26,14 @@ def atomic_folder(out: Path, *, force: bool, needed_bytes: int = 0) -> Iterator[
         raise UserError(f"{out}: is a file; choose another folder")
     _make_parent(out)
     _clean_stale(out)
-    if out.exists() and not force:
-        raise UserError(f"{out}: exists already; choose another folder or pass --force to replace it")
+    _require_absent(out, force)
     _require_space(out, needed_bytes)
     building = _sibling(out, "building")
     try:
         with full_disk_is_a_user_error(out):
             yield building
             _sync(building)
+        _require_absent(out, force)
         _swap(building, out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -51,6 +51,11 @@ def full_disk_is_a_user_error(out: Path) -> Iterator[None]:
         if full or any(message in str(error) for message in _FULL_MESSAGES):
             raise UserError(f"{out}: the disk is full (or a size limit is reached); nothing was written") from None
         raise
+
+
+def _require_absent(out: Path, force: bool) -> None:
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists already; choose another folder or pass --force to replace it")
 
 
 def _make_parent(out: Path) -> None:

@@ -14,9 +14,7 @@ from wmtp_jax.config import ModelConfig
 from wmtp_jax.models.decoder import Decoder
 
 
-def load_hf(
-    folder: str | Path, *, dtype: jnp.dtype | None = None, no_mtp: bool = False
-) -> tuple[ModelConfig, Decoder]:
+def load_hf(folder: str | Path, *, dtype: jnp.dtype | None = None, no_mtp: bool = False) -> tuple[ModelConfig, Decoder]:
     """A model from a Hugging Face folder: its weights plus one stacked tensor in memory at most.
 
     ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. Raises UserError that lists every mismatch.

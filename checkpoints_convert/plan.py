@@ -146,4 +146,3 @@ def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> Iterator[str
         yield f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from config.json"
     if info.dtype not in DTYPES:
         yield f"tensor {name} has dtype {info.dtype}; only {', '.join(DTYPES)} convert"
-

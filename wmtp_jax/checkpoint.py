@@ -134,9 +134,7 @@ def _stored_parameter(fields: dict[str, Any]) -> StoredParameter:
     )
 
 
-def _check_complete(
-    folder: Path, stored: dict[str, StoredParameter], shapes: dict[str, jax.ShapeDtypeStruct]
-) -> None:
+def _check_complete(folder: Path, stored: dict[str, StoredParameter], shapes: dict[str, jax.ShapeDtypeStruct]) -> None:
     for name, shape in shapes.items():
         found = stored.get(name)
         if found is None:

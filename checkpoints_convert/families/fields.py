@@ -114,8 +114,14 @@ def layer_types(fields: Fields, allowed: tuple[str, ...], default: list[str]) ->
 
 
 def attention_config(
-    fields: Fields, *, head_dim: int, rotary_share: float, output_gate: bool = False, qk_norm: bool = False,
-    qkv_bias: bool = False, out_bias: bool = False,
+    fields: Fields,
+    *,
+    head_dim: int,
+    rotary_share: float,
+    output_gate: bool = False,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
 ) -> AttentionConfig:
     """Heads and rotary positions; ``rotary_share`` is the family's default ``partial_rotary_factor``."""
     heads = fields.integer("num_attention_heads")
@@ -152,8 +158,10 @@ def _rope_scaling(fields: Fields, rope: dict[str, Any]) -> RopeScaling | None:
     kind = _ROPE_KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ConfigError(f"config.json: rope_type={name!r} is not supported; known: default, linear, llama3, yarn")
-    trained = 0 if kind == "linear" else fields.integer(
-        "original_max_position_embeddings", fields.get("max_position_embeddings", _REQUIRED)
+    trained = (
+        0
+        if kind == "linear"
+        else fields.integer("original_max_position_embeddings", fields.get("max_position_embeddings", _REQUIRED))
     )
     optional = {name: fields.number(name) for name in _OPTIONAL_YARN if fields.get(name) is not None}
     ramps = {"beta_fast": 32.0, "beta_slow": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

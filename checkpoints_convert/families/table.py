@@ -138,9 +138,7 @@ def head_name(stored: Collection[str]) -> str:
     return nested if nested in stored else "lm_head.weight"
 
 
-def backbone_entries(
-    config: ModelConfig, stored: Collection[str], names: Callable[[BlockKind], Names]
-) -> list[Entry]:
+def backbone_entries(config: ModelConfig, stored: Collection[str], names: Callable[[BlockKind], Names]) -> list[Entry]:
     """Every block of a decoder whose layers are two blocks: a token mixer, then a feed-forward."""
     prefix, entries = backbone_prefix(stored), []
     for index, kind in enumerate(config.blocks):
@@ -149,9 +147,7 @@ def backbone_entries(
     return entries
 
 
-def mtp_entries(
-    config: ModelConfig, stored: Collection[str], names: Callable[[BlockKind], Names]
-) -> list[Entry]:
+def mtp_entries(config: ModelConfig, stored: Collection[str], names: Callable[[BlockKind], Names]) -> list[Entry]:
     """The draft head in the ``mtp.*`` arrangement that Qwen3-Next and Qwen3.5 share."""
     if not config.has_mtp:
         return []

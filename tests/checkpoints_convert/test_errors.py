@@ -1,6 +1,8 @@
 """Every kind of damage: one clear UserError, and nothing written."""
 
+import contextlib
 import json
+import shutil
 import struct
 
 import jax.numpy as jnp
@@ -9,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 
 from checkpoints_convert import load_hf
 from checkpoints_convert.convert import convert
+from checkpoints_convert.families import find_family
 from checkpoints_convert.summary import inspect
-from checkpoints_convert.tensor_files import TensorFolder
-from tests.checkpoints_convert.folders import CONFIGS, config_of, random_tensors, write, write_kind
+from checkpoints_convert.tensor_files import DTYPES, TensorFolder
+from tests.checkpoints_convert.folders import CONFIGS, config_of, write_kind
 from wmtp_jax.checkpoint import load_checkpoint
 from wmtp_jax.errors import UserError
 
@@ -47,7 +49,7 @@ def _infinite(tensors):
     ("edit", "said"),
     [
         (lambda t: t.pop(NAME), f"missing tensor {NAME} [40, 24]"),
-        (lambda t: t.update({"model.layers.9.odd": np.ones((2, 3), np.float32)}), "unknown tensor model.layers.9.odd [2, 3]"),
+        (lambda t: t.update({"model.odd": np.ones((2, 3), np.float32)}), "unknown tensor model.odd [2, 3]"),
         (_narrow, f"tensor {NAME} has shape [40, 23], expected [40, 24]"),
         (lambda t: t.update({NAME: t[NAME].astype(np.int8)}), f"tensor {NAME} has dtype I8"),
         (lambda t: t.update({NAME: t[NAME].astype(ml_dtypes.float8_e4m3fn)}), f"tensor {NAME} has dtype F8_E4M3"),
@@ -187,12 +189,11 @@ def valid_file(tmp_path_factory):
 
 
 def loads_or_refuses(folder):
-    try:
-        with TensorFolder(folder) as files:
-            for name in files.tensors:
-                files.tensors[name].dtype in ("F32", "BF16") and files.read(name)
-    except UserError as error:
-        assert str(folder) in str(error)
+    """Any other error fails the test that calls this."""
+    with contextlib.suppress(UserError), TensorFolder(folder) as files:
+        for name in files.tensors:
+            if files.tensors[name].dtype in DTYPES:
+                files.read(name)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -216,6 +217,11 @@ def test_any_flipped_header_byte_is_read_or_refused(tmp_path, valid_file, data):
     loads_or_refuses(tmp_path)
 
 
+OPTIONAL_FIELDS = (
+    *("rope_scaling", "rope_theta", "layer_types", "mlp_only_layers", "decoder_sparse_step", "hidden_act"),
+    *("use_sliding_window", "max_window_layers", "sliding_window", "norm_topk_prob", "quantization_config"),
+    *("num_nextn_predict_layers", "logit_scale", "final_logit_softcapping", "text_config", "model_type"),
+)
 _SMALL_JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 70) | st.floats(-10, 1e9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -226,22 +232,14 @@ _SMALL_JSON = st.recursive(
 @settings(max_examples=100)
 @given(
     kind=st.sampled_from(["moe", "qwen2", "llama"]),
-    field=st.sampled_from(
-        sorted({*CONFIGS["moe"]["text_config"], *CONFIGS["llama"]})
-        + ["rope_scaling", "rope_theta", "layer_types", "mlp_only_layers", "decoder_sparse_step", "hidden_act"]
-        + ["use_sliding_window", "max_window_layers", "sliding_window", "norm_topk_prob", "quantization_config"]
-    ),
+    field=st.sampled_from(sorted({*CONFIGS["moe"]["text_config"], *CONFIGS["llama"], *OPTIONAL_FIELDS})),
     value=_SMALL_JSON,
 )
 def test_any_value_of_a_config_field_is_understood_or_refused(kind, field, value):
-    from checkpoints_convert.families import find_family
-
     config = config_of(kind)
     config.get("text_config", config)[field] = value
-    try:
+    with contextlib.suppress(UserError):
         find_family(config).parse_config(config)
-    except UserError as error:
-        assert "\n" not in str(error)
 
 
 @pytest.fixture(scope="module")
@@ -265,8 +263,6 @@ def converted(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_a_damaged_converted_folder_is_named(tmp_path, converted, damage, said):
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(converted, folder)
     damage(folder)
@@ -277,8 +273,6 @@ def test_a_damaged_converted_folder_is_named(tmp_path, converted, damage, said):
 
 
 def test_a_parameter_of_another_shape_in_a_converted_folder_is_named(tmp_path, converted):
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(converted, folder)
     model = json.loads((folder / "model.json").read_text())
@@ -286,12 +280,3 @@ def test_a_parameter_of_another_shape_in_a_converted_folder_is_named(tmp_path, c
     (folder / "model.json").write_text(json.dumps(model))
     with pytest.raises(UserError, match=r"embedding is \(61, 24\), not \(62, 24\)"):
         load_checkpoint(folder, dtype=jnp.float32)
-
-
-def test_two_files_with_one_tensor_are_refused(tmp_path):
-    folder = write(tmp_path / "hf", CONFIGS["llama"], random_tensors(CONFIGS["llama"]), shards=2)
-    index = folder / "model.safetensors.index.json"
-    entries = json.loads(index.read_text())["weight_map"]
-    save_file({"model.norm.weight": np.ones(24, np.float32)}, folder / "again.safetensors")
-    index.write_text(json.dumps({"weight_map": {**entries, "extra": "again.safetensors"}}))
-    assert "model.norm.weight is also in" in refusal(folder)

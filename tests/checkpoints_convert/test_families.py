@@ -109,7 +109,8 @@ def test_both_rope_spellings_describe_the_same_positions(kind):
 
 def test_yarn_without_its_own_length_takes_the_configs():
     rope = parse(config_of("llama", rope_scaling={"rope_type": "yarn", "factor": 2.0})).attention.rope
-    assert rope is not None and rope.scaling is not None
+    assert rope is not None
+    assert rope.scaling is not None
     assert rope.scaling.original_max_positions == 256
 
 

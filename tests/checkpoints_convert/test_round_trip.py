@@ -61,7 +61,8 @@ def test_every_tensor_is_in_its_place(tmp_path):
         np.testing.assert_array_equal(np.asarray(parameter[...]), expected)
 
     equal(model.embedding, stored["model.embed_tokens.weight"])
-    assert model.lm_head is not None and model.mtp is not None
+    assert model.lm_head is not None
+    assert model.mtp is not None
     equal(model.lm_head.kernel, stored["lm_head.weight"].T)
     equal(model.mtp.fc.kernel, stored["mtp.fc.weight"].T)
     # One period of eight blocks: layers 0 to 3, mixer then feed-forward.

@@ -1,5 +1,7 @@
 """The draft head drafts what an independent torch head made of Hugging Face's layers drafts."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,10 @@ from flax import nnx
 from checkpoints_convert import load_hf
 from tests.hf_models import VOCAB, randomize, save_checkpoint, tiny_model, torch
 from tests.models.mtp_oracle import TorchMTP
+from wmtp_jax.decode.drafter import MTPDrafter, draft_run
+from wmtp_jax.decode.loop import step
+from wmtp_jax.decode.prefill import prefill, start_state
+from wmtp_jax.decode.sampling import SamplingParams, batch_sampling
 
 GAMMA = 4
 TOLERANCE = 1e-4
@@ -80,6 +86,34 @@ def test_the_torch_head_is_the_layer_that_hugging_face_defines(heads, tokens):
         logits = target.lm_head(output)[0, -1]
     theirs = head.draft(torch.tensor(tokens), _hf_hidden(target, tokens), 1).logits[0]
     torch.testing.assert_close(theirs, logits, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", ["Qwen3_5"], indirect=True)
+@pytest.mark.parametrize("view", ["full", "sink and window"])
+def test_the_drafter_drafts_as_the_torch_head_at_every_step(heads, tokens, view):
+    target, head, decoder = heads
+    window, sink = WINDOWS[view]
+    drafter = MTPDrafter(gamma=GAMMA, window=window, sink=sink)
+    prompt, sampling, stops = tokens[:-1].tolist(), batch_sampling([SamplingParams()]), jnp.full((1, 1), -1)
+    state = start_state(decoder, drafter, [prompt], [99], page_size=16, dtype=jnp.float32, penalized=False)
+    state = prefill(decoder, drafter, state, [prompt], sampling, stops, chunk=8)
+    text = [*prompt, int(state.pending[0])]
+    # Enough steps for the ring to wrap round.
+    while len(text) < COMMITTED + 2 * (window + GAMMA + 1):
+        drafts, logits, state, emitted = _observed_step(decoder, state, drafter, sampling, stops)
+        known = np.array(text)
+        theirs = head.draft(torch.tensor(known), _hf_hidden(target, known), GAMMA, window=window, sink=sink)
+        np.testing.assert_allclose(logits[0], theirs.logits.numpy(), rtol=0, atol=TOLERANCE)
+        np.testing.assert_array_equal(drafts[0], theirs.tokens.numpy())
+        text += np.asarray(emitted)[0][: int(state.length[0]) + 1 - len(text)].tolist()
+
+
+@partial(jax.jit, static_argnames="drafter")
+def _observed_step(decoder, state, drafter, sampling, stops):
+    """One step of the loop: drafts, the logits behind them, the new state and the target's choices."""
+    drafts, logits, _ = draft_run(decoder, state, drafter.gamma, sampling)
+    state, choices, _, _ = step(decoder, drafter, state, sampling, stops)
+    return drafts, logits, state, choices
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The target's keys and values: one pool of pages for all layers and rows, and a table that says who owns which."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,20 @@ from wmtp_jax.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedCache:
-    """Row b's position p lies in page ``table[b, p // P]``, in the same place of every layer."""
+    """Row b's position p lies in page ``table[b, p // P]`` of every layer.
 
-    keys: Float[Array, "layers pages K P D"]
-    values: Float[Array, "layers pages K P D"]
+    The pool is flat, R = layers * ``pages``: layer l's page i is pool page ``l * pages + i``. A separate layer axis
+    would have to be reshaped away for attention, and XLA then copies the pool at every write.
+    """
+
+    keys: Float[Array, "R K P D"]
+    values: Float[Array, "R K P D"]
     table: Int[Array, "B n"]
+    pages: int = field(metadata={"static": True})
 
     @property
     def page_size(self) -> int:
-        return self.keys.shape[3]
+        return self.keys.shape[2]
 
     def attend(
         self,
@@ -35,16 +40,15 @@ class PagedCache:
     ) -> tuple[Float[Array, "B T H D"], "PagedCache"]:
         """Stores T new positions after ``lengths`` (those that are ``valid``), then attends over everything."""
         positions = lengths[:, None] + jnp.arange(q.shape[1])
-        own = jnp.minimum(positions // self.page_size, self.table.shape[1] - 1)
+        table = self.table + layer * self.pages
+        own = jnp.minimum(positions // self.page_size, table.shape[1] - 1)
         # An index past the pool is dropped by the scatter: padded tokens and finished rows write nowhere.
-        page = jnp.where(valid, jnp.take_along_axis(self.table, own, axis=1), self.keys.shape[1])
-        at = (layer, page, slice(None), positions % self.page_size)
+        page = jnp.where(valid, jnp.take_along_axis(table, own, axis=1), self.keys.shape[0])
+        at = (page, slice(None), positions % self.page_size)
         keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
         values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
-        pool = (-1, *keys.shape[2:])
-        table = self.table + layer * keys.shape[1]
-        out = paged_attention(q, keys.reshape(pool), values.reshape(pool), table, lengths)
-        return out, PagedCache(keys, values, self.table)
+        out = paged_attention(q, keys, values, table, lengths)
+        return out, replace(self, keys=keys, values=values)
 
 
 def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: jnp.dtype) -> PagedCache:
@@ -56,5 +60,6 @@ def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: 
         [start + np.minimum(np.arange(max(counts)), count - 1) for start, count in zip(starts, counts, strict=False)]
     )
     a = config.attention
-    shape = (config.count("attention"), int(starts[-1]), a.num_kv_heads, page_size, a.head_dim)
-    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32))
+    pages = int(starts[-1])
+    shape = (config.count("attention") * pages, a.num_kv_heads, page_size, a.head_dim)
+    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages)

@@ -27,6 +27,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32):
         self.config = config
+        self.unrolled = False
         embedding = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size))
         self.embedding = nnx.Param(embedding.astype(dtype))
 
@@ -89,16 +90,25 @@ class Decoder(nnx.Module):
             return (x, cache), tuple(updates)
 
         body = jax.checkpoint(period) if remat else period
-        xs = (self.blocks, jnp.arange(self.config.num_periods), states)
-        (x, cache), updates = jax.lax.scan(body, (self.embed(tokens), cache), xs)
+        (x, cache), updates = self._over_periods(body, (self.embed(tokens), cache), states)
         return self.final_norm(x), updates, cache
+
+    def _over_periods(self, body, carry, states):
+        """``lax.scan`` over the periods, or a plain loop where each period has its own arrays (``unroll``)."""
+        if not self.unrolled:
+            return jax.lax.scan(body, carry, (self.blocks, jnp.arange(self.config.num_periods), states))
+        updates = []
+        for index, blocks in enumerate(self.blocks):
+            carry, update = body(carry, (blocks, jnp.int32(index), jax.tree.map(lambda x, i=index: x[i], states)))
+            updates.append(update)
+        return carry, jax.tree.map(lambda *x: jnp.stack(x), *updates)
 
     def initial_states(self, rows: int) -> tuple[DeltaState, ...]:
         """Zero recurrent states for ``rows`` rows, stacked over the periods."""
         count = self.config.num_periods
         return tuple(
             jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), block.mixer.initial_state(rows))
-            for block in self.blocks
+            for block in (self.blocks[0] if self.unrolled else self.blocks)
             if isinstance(block.mixer, DeltaNet)
         )
 
@@ -124,3 +134,15 @@ def build(config: ModelConfig, seed: int = 0, dtype: jnp.dtype = jnp.float32) ->
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:
     """The same tree with shapes instead of arrays; allocates nothing."""
     return nnx.eval_shape(lambda: build(config, 0, dtype))
+
+
+def unroll(model: Decoder) -> Decoder:
+    """The same model with a list of periods in place of stacked parameters.
+
+    A scan copies each period's parameters out of the stack before it uses them. Where reading parameters is the whole
+    cost (few tokens, a CPU), that triples it; the price of the list is a compile time that grows with depth.
+    """
+    periods = [jax.tree.map(lambda x, i=index: x[i], model.blocks) for index in range(model.config.num_periods)]
+    flat = jax.tree.map(lambda x: x, model)
+    flat.blocks, flat.unrolled = nnx.List(periods), True
+    return flat

@@ -1,0 +1,46 @@
+"""What a request says about sampling. Apart from the sampler, so that the command line reads it without JAX."""
+
+from dataclasses import dataclass
+
+from wmtp_jax.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling. ``top_k=0``, ``top_p=1``, ``min_p=0`` and neutral penalties switch a filter off.
+
+    The repetition penalty (CTRL, arXiv 1909.05858) counts prompt and output; presence and frequency penalties count
+    the output only. Filters apply in this order: penalties, temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "0 or more")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
+        _require(0.0 < self.repetition_penalty < float("inf"), "repetition_penalty", self.repetition_penalty, "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(abs(getattr(self, name)) < float("inf"), name, getattr(self, name), "a finite number")
+        _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def filters(self) -> bool:
+        return (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
+
+
+def _require(fine: bool, name: str, value: float, allowed: str) -> None:
+    if not fine:
+        raise UserError(f"{name}={value}: must be {allowed}")

@@ -1,0 +1,117 @@
+"""The options of a request and the only copy of their defaults. Loads no JAX, for the command line's sake."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from wmtp_jax.decode.drafter import Drafter
+
+MAX_GAMMA = 8
+# The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
+DEFAULT_WINDOW = 4032
+DEFAULT_SINK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How to generate; a bad value raises UserError.
+
+    - ``max_new_tokens``: a row's limit; 0 gives empty output.
+    - ``gamma``: drafted tokens a step, 0 (plain decoding) to 8.
+    - ``window``, ``sink``: what the draft head sees; ``window=0`` is native MTP. The sink goes with a window: None is
+      64 with one, 0 without.
+    - ``temperature`` to ``frequency_penalty``: see ``SamplingParams``; temperature 0 is greedy.
+    - ``seed``: row b draws with seed + b; or a list of seeds, one a row.
+    - ``stop``: one stop string or several. The text ends before the first of them.
+    - ``ignore_eos``: end-of-text tokens do not end a row.
+    - ``page_size``, ``chunk``: positions a cache page, and prompt tokens a forward pass. Neither changes the text.
+    - ``cache_dtype``: of keys and values; None is the weights' own.
+    - ``steps_per_read``: steps between two looks at the emitted tokens: fewer stream more evenly, more cost less.
+    - ``drafter``: another way to draft, in place of ``gamma``, ``window`` and ``sink``.
+    - ``on_progress``: called with (prompt tokens read, all) after every chunk of the prompt.
+    """
+
+    max_new_tokens: int = 128
+    gamma: int = 3
+    window: int = DEFAULT_WINDOW
+    sink: int | None = None
+    temperature: float = SamplingParams.temperature
+    top_k: int = SamplingParams.top_k
+    top_p: float = SamplingParams.top_p
+    min_p: float = SamplingParams.min_p
+    repetition_penalty: float = SamplingParams.repetition_penalty
+    presence_penalty: float = SamplingParams.presence_penalty
+    frequency_penalty: float = SamplingParams.frequency_penalty
+    seed: int | Sequence[int] = SamplingParams.seed
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    page_size: int = 256
+    chunk: int = 256
+    cache_dtype: Any = None
+    steps_per_read: int = 8
+    drafter: "Drafter | None" = None
+    on_progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        _require_integer("max_new_tokens", self.max_new_tokens, 0)
+        _require_integer("gamma", self.verified_drafts, 0, MAX_GAMMA)
+        _require_integer("window", self.window, 0)
+        _require_integer("sink", self.draft_sink, 0)
+        for name in ("page_size", "chunk", "steps_per_read"):
+            _require_integer(name, getattr(self, name), 1)
+        if self.draft_sink and not self.window:
+            raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
+        if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
+            raise UserError("a stop string must be text of at least one character")
+        self.row_sampling(1 if isinstance(self.seed, int) else len(self.seed))
+
+    @property
+    def verified_drafts(self) -> int:
+        """Drafts a step, whoever makes them."""
+        return self.gamma if self.drafter is None else self.drafter.gamma
+
+    @property
+    def draft_sink(self) -> int:
+        """The sink, with its default where there is a window."""
+        if self.sink is None:
+            return DEFAULT_SINK if self.window else 0
+        return self.sink
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, one or several given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def row_sampling(self, rows: int) -> list[SamplingParams]:
+        """Each row's sampling. Raises UserError where a list of seeds has another length."""
+        if isinstance(self.seed, int):
+            self._sampling(self.seed)
+            return [self._sampling((self.seed + row) % 2**32) for row in range(rows)]
+        if len(self.seed) != rows:
+            raise UserError(f"seed: {len(self.seed)} seeds for {rows} prompts; give one each, or a single number")
+        return [self._sampling(seed) for seed in self.seed]
+
+    def _sampling(self, seed: int) -> SamplingParams:
+        _require_integer("seed", seed, 0, 2**32 - 1)
+        _require_integer("top_k", self.top_k, 0)
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=seed,
+        )
+
+
+def _require_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise UserError(f"{name}={value}: must be a whole number, {allowed}")

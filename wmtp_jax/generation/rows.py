@@ -1,0 +1,79 @@
+"""One row's output: its tokens, its text, and why it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wmtp_jax.generation.options import GenerateOptions
+from wmtp_jax.model import Model
+from wmtp_jax.text.detokenizer import Detokenizer
+from wmtp_jax.text.stops import StopStrings
+from wmtp_jax.text.tokenizer import special_ids
+
+Finished = Literal["stop", "length", "stop string"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What one row gained: ``finished`` comes with its last event, None before.
+
+    Texts of all events of a row make its text; ``tokens`` may be ahead of it, as text is held back within a character
+    and where a stop string could begin.
+    """
+
+    row: int
+    text: str
+    tokens: list[int]
+    finished: Finished | None
+
+
+class Row:
+    """Takes a row's tokens as they come; tokens after its end are dropped."""
+
+    def __init__(self, index: int, prompt: Sequence[int], model: Model, options: GenerateOptions):
+        self.index = index
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finished: Finished | None = None
+        self._limit = options.max_new_tokens
+        self._eos = frozenset(() if options.ignore_eos else model.eos_ids)
+        self._detokenizer = Detokenizer(model.decode, prompt) if model.tokenizer is not None else None
+        self._silent = special_ids(model.tokenizer) | self._eos if model.tokenizer is not None else self._eos
+        self._stops = StopStrings(options.stop_strings)
+
+    def take(self, tokens: Sequence[int]) -> Event:
+        """Appends tokens up to the row's end."""
+        taken, pieces = [], []
+        for token in tokens:
+            if self.finished:
+                break
+            taken.append(token)
+            pieces.append(self._text_of(token))
+            self.finished = self._reason(token, len(self.tokens) + len(taken))
+        if self.finished:
+            pieces.append(self._rest())
+        text = "".join(pieces)
+        self.tokens += taken
+        self.text += text
+        return Event(row=self.index, text=text, tokens=taken, finished=self.finished)
+
+    def _text_of(self, token: int) -> str:
+        if self._detokenizer is None or token in self._silent:
+            return ""
+        return self._stops.push(self._detokenizer.push(token))
+
+    def _reason(self, token: int, count: int) -> Finished | None:
+        if self._stops.found:
+            return "stop string"
+        if token in self._eos:
+            return "stop"
+        return "length" if count >= self._limit else None
+
+    def _rest(self) -> str:
+        """What was held back. A stop string can be completed by the last incomplete character."""
+        if self._detokenizer is None:
+            return ""
+        rest = self._stops.push(self._detokenizer.finish())
+        if self._stops.found:
+            self.finished = "stop string"
+        return rest + self._stops.finish()

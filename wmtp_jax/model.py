@@ -1,0 +1,113 @@
+"""A loaded model: weights, tokenizer and chat template together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+from tokenizers import Tokenizer
+
+from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
+from wmtp_jax.config import ModelConfig
+from wmtp_jax.errors import UserError
+from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.text.chat import ChatTemplate, Message, load_chat_template
+from wmtp_jax.text.tokenizer import TOKENIZER_NAME, decode, encode, load_tokenizer
+
+DEMO = "demo"
+DEMO_FOLDER = Path(__file__).parent / "demo_model"
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What generation needs. Without a tokenizer, prompts are token ids and there is no text."""
+
+    decoder: Decoder
+    config: ModelConfig
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text, from the config, the generation config and the tokenizer together."""
+        return self.config.eos_ids
+
+    def encode(self, text: str) -> list[int]:
+        """A bare prompt's token ids. Raises UserError without a tokenizer and for invalid Unicode."""
+        return encode(self._tokenizer(), text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that asks for the next turn. Raises UserError without a chat template."""
+        if self.chat_template is None:
+            raise UserError("this checkpoint has no chat template: leave --chat out")
+        return encode(self._tokenizer(), self.chat_template.render(messages), add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens. Raises UserError without a tokenizer."""
+        return decode(self._tokenizer(), ids)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError(f"this checkpoint has no {TOKENIZER_NAME}: give token ids, not text")
+        return self.tokenizer
+
+
+def load(path: str | Path = DEMO, *, dtype: str | jnp.dtype | None = None, no_mtp: bool = False) -> Model:
+    """Loads a folder made by ``wmtp convert``, a Hugging Face folder or hub id, or the packaged ``"demo"``.
+
+    ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves out the draft head of a
+    Hugging Face folder, or accepts that it is missing. Raises UserError for what cannot be loaded.
+    """
+    # The converter builds on this package, so it can only be imported late.
+    from checkpoints_convert.hub import local_folder
+    from checkpoints_convert.load import load_hf
+
+    dtype = None if dtype is None else _checked_dtype(dtype)
+    if path == DEMO and not DEMO_FOLDER.is_dir():
+        raise UserError("this installation has no demo model: give a model folder")
+    folder = DEMO_FOLDER if path == DEMO else local_folder(path)
+    if (folder / MODEL_NAME).is_file():
+        config, decoder = load_checkpoint(folder, dtype)
+    else:
+        config, decoder = load_hf(folder, dtype=dtype, no_mtp=no_mtp)
+    return Model(
+        decoder=decoder,
+        config=config,
+        tokenizer=load_tokenizer(folder),
+        chat_template=load_chat_template(folder),
+    )
+
+
+def _checked_dtype(dtype: str | jnp.dtype) -> jnp.dtype:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.name not in DTYPES:
+        raise UserError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
+    return found
+
+
+def logits(model: Model, ids: Sequence[int] | Sequence[Sequence[int]] | Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    """Float32 logits at every position, without a cache: for parity checks. One row of ids gives B = 1.
+
+    Raises UserError for ids that are no rectangle of valid token ids.
+    """
+    try:
+        tokens = jnp.asarray(ids)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError("logits take one row of token ids, or rows of equal length") from None
+    tokens = tokens[None] if tokens.ndim == 1 else tokens
+    if tokens.ndim != 2 or not tokens.size or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise UserError("logits take one row of token ids, or rows of equal length")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= model.config.vocab_size:
+        raise UserError(f"token ids must be from 0 to {model.config.vocab_size - 1}")
+    return _logits(model.decoder, tokens)
+
+
+@jax.jit
+def _logits(decoder: Decoder, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    return decoder.logits(decoder.sequence(tokens))
