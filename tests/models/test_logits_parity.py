@@ -4,18 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from checkpoints_convert import load_hf
 from tests.hf_models import VOCAB, hf_greedy, hf_logits, randomize, save_checkpoint, tiny_model
 from tests.models.mtp_oracle import TorchMTP
-from wmtp_jax.decode.drafter import MTPDrafter, Plain
-from wmtp_jax.decode.loop import decode
-from wmtp_jax.decode.prefill import prefill, start_state
-from wmtp_jax.decode.sampling import SamplingParams, batch_sampling
+from wmtp_jax import generate, load, logits
 
 TOLERANCE = 1e-4
 VERIFIED = 4
@@ -72,43 +66,25 @@ def models(request, tmp_path_factory):
     model = tiny_model(case.family, **case.changes)
     head = randomize(TorchMTP(model), 1) if case.family.startswith("Qwen3") else None
     folder = save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"), mtp=head, **case.layout)
-    return model, load_hf(folder, dtype=jnp.float32)[1], request.param != EXACT
-
-
-@nnx.jit
-def _logits(decoder, tokens):
-    return decoder.logits(decoder.sequence(tokens))
+    return model, load(folder, dtype="float32"), request.param != EXACT
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_logits_equal_those_of_hugging_face_at_every_position(models, length):
-    model, decoder, padded = models
+    theirs, ours, padded = models
     tokens = np.random.default_rng(length).integers(0, VOCAB, (2, length))
-    ours = _logits(decoder, _pad(tokens) if padded else tokens)[:, :length]
-    np.testing.assert_allclose(ours, hf_logits(model, tokens), rtol=0, atol=TOLERANCE)
+    padding = max(LENGTHS) - length if padded else 0
+    found = logits(ours, np.pad(tokens, ((0, 0), (0, padding))))[:, :length]
+    np.testing.assert_allclose(found, hf_logits(theirs, tokens), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("models", LIVELY, indirect=True)
 def test_64_greedy_tokens_equal_those_of_hugging_face(models):
-    model, decoder, _ = models
+    theirs, ours, _ = models
     prompts = np.random.default_rng(7).integers(0, VOCAB, (2, 9))
-    tokens, leads = hf_greedy(model, prompts, 64)
+    tokens, leads = hf_greedy(theirs, prompts, 64)
     assert leads.min() > 2 * TOLERANCE, "the oracle's text hangs on rounding: choose other prompts"
     assert len(np.unique(tokens)) > 8, "the oracle's text repeats itself: choose another model"
-    np.testing.assert_array_equal(_greedy(decoder, prompts, 64), tokens)
-
-
-def _greedy(decoder, prompts: np.ndarray, count: int) -> np.ndarray:
-    """The cached loop's text, drafted where the model has a head."""
-    drafter = MTPDrafter(gamma=VERIFIED - 1, window=8, sink=2) if decoder.mtp else Plain()
-    rows = prompts.tolist()
-    sampling, stops = batch_sampling([SamplingParams()] * len(rows)), jnp.full((len(rows), 1), -1)
-    state = start_state(decoder, drafter, rows, [count] * len(rows), page_size=16, dtype=jnp.float32, penalized=False)
-    state = prefill(decoder, drafter, state, rows, sampling, stops, chunk=8)
-    first = np.asarray(state.pending)[:, None]
-    _, emitted = decode(decoder, drafter, state, sampling, stops, steps=count - 1)
-    return np.concatenate([first, emitted.tokens[:, : count - 1]], axis=1)
-
-
-def _pad(tokens: np.ndarray) -> np.ndarray:
-    return np.pad(tokens, ((0, 0), (0, max(LENGTHS) - tokens.shape[1])))
+    drafting = dict(gamma=VERIFIED - 1, window=8, sink=2) if ours.config.has_mtp else dict(gamma=0)
+    found = generate(ours, prompts.tolist(), max_new_tokens=64, page_size=16, chunk=8, **drafting)
+    np.testing.assert_array_equal(found.tokens, tokens)

@@ -23,7 +23,7 @@ class GenerateOptions:
     - ``max_new_tokens``: a row's limit; 0 gives empty output.
     - ``gamma``: drafted tokens a step, 0 (plain decoding) to 8.
     - ``window``, ``sink``: what the draft head sees; ``window=0`` is native MTP. The sink goes with a window: None is
-      64 with one, 0 without.
+      ``DEFAULT_SINK`` with one, 0 without.
     - ``temperature`` to ``frequency_penalty``: see ``SamplingParams``; temperature 0 is greedy.
     - ``seed``: row b draws with seed + b; or a list of seeds, one a row.
     - ``stop``: one stop string or several. The text ends before the first of them.
@@ -110,7 +110,7 @@ class GenerateOptions:
         )
 
 
-def _require_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def _require_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"

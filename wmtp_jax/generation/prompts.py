@@ -34,7 +34,7 @@ def _batch(prompts: Any) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    return (isinstance(value, Sequence) and not isinstance(value, bytes)) or (hasattr(value, "ndim") and value.ndim > 0)
+    return (isinstance(value, Sequence) and not isinstance(value, bytes)) or getattr(value, "ndim", 0) > 0
 
 
 def _is_row(value: Any) -> bool:

@@ -32,7 +32,6 @@ class Stage:
     rows: int
     length: int
     mtp_steps: int
-    train_target: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,19 +161,19 @@ def _save(state: dict[str, Any], folder: Path) -> None:
     """Writes checkpoint-STEP (Orbax makes it appear whole or not at all), then drops all but the newest two."""
     path = folder / f"checkpoint-{int(state['step']):07d}"
     leaves = {str(index): leaf for index, leaf in enumerate(jax.tree.leaves(state))}
-    ocp.save(path.absolute(), leaves, overwrite=True)
+    ocp.save(str(path.absolute()), leaves, overwrite=True)
     for old in sorted(folder.glob("checkpoint-*"))[:-2]:
         shutil.rmtree(old)
 
 
 def _restore(config: ModelConfig, optimizer: optax.GradientTransformation, folder: Path) -> dict[str, Any] | None:
-    found = sorted(path for path in folder.glob("checkpoint-*") if ocp.is_orbax_checkpoint(path))
+    found = sorted(path for path in folder.glob("checkpoint-*") if ocp.is_orbax_checkpoint(str(path)))
     if not found:
         return None
     shapes = jax.eval_shape(lambda: _initial(config, optimizer, 0))
     leaves, tree = jax.tree.flatten(shapes)
     try:
-        loaded = ocp.load(found[-1].absolute(), {str(index): leaf for index, leaf in enumerate(leaves)})
+        loaded = ocp.load(str(found[-1].absolute()), {str(index): leaf for index, leaf in enumerate(leaves)})
     except (ValueError, KeyError) as error:
         raise UserError(f"{found[-1]}: does not fit this model's configuration ({str(error)[:200]})") from None
     return jax.tree.unflatten(tree, [loaded[str(index)] for index in range(len(leaves))])

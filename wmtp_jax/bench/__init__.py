@@ -1,0 +1,1 @@
+"""What `wmtp bench` measures: acceptance in long contexts, speed against Hugging Face, time to the first token."""

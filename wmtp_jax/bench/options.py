@@ -1,0 +1,112 @@
+"""The options of each benchmark, checked. Loads no JAX."""
+
+from dataclasses import dataclass
+
+from wmtp_jax.errors import UserError
+from wmtp_jax.generation.options import MAX_GAMMA
+
+NATIVE = "native"
+# What the demo model was trained on at most; its rotary positions are not stretched beyond.
+DEMO_TRAINED_CONTEXT = 4096
+_MOST_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptOptions:
+    """What to measure acceptance of.
+
+    - ``windows``: of the draft head; 0 is native. ``sink`` goes with those that are not.
+    - ``contexts``: tokens of each prompt. ``new_tokens``: how many follow it.
+    - ``prompts``: how many places of the text; ``rows`` of them run as one batch.
+    - ``temperature``, ``seed``: prompt i draws with seed + i.
+    """
+
+    gamma: int = 3
+    windows: tuple[int, ...] = (0, 128, 512, 1024)
+    sink: int = 4
+    contexts: tuple[int, ...] = (512, 2048, 4096, 16384)
+    new_tokens: int = 128
+    prompts: int = 8
+    rows: int = 4
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("gamma", self.gamma, 1, MAX_GAMMA)
+        require("sink", self.sink, 0)
+        require("new-tokens", self.new_tokens, 2)
+        require("prompts", self.prompts, 1)
+        require("rows", self.rows, 1)
+        _require_distinct("windows", self.windows, 0)
+        _require_distinct("contexts", self.contexts, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersusOptions:
+    """How to run against Hugging Face: ``repeats`` measured rounds after a warm-up, on ``threads`` processors."""
+
+    new_tokens: int = 256
+    gamma: int = 3
+    window: int = 512
+    sink: int = 4
+    repeats: int = 5
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        require("gamma", self.gamma, 1, MAX_GAMMA)
+        require("window", self.window, 0)
+        require("sink", self.sink, 0)
+        require("new-tokens", self.new_tokens, 2)
+        require("repeats", self.repeats, 1)
+        require("threads", self.threads, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """How to start `wmtp generate`: once cold and ``repeats`` times warm after each prompt of ``contexts`` tokens."""
+
+    contexts: tuple[int, ...] = (64, 16384)
+    new_tokens: int = 64
+    gamma: int = 3
+    window: int = 512
+    sink: int = 4
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        require("gamma", self.gamma, 0, MAX_GAMMA)
+        require("window", self.window, 0)
+        require("sink", self.sink, 0)
+        require("new-tokens", self.new_tokens, 1)
+        require("repeats", self.repeats, 1)
+        _require_distinct("contexts", self.contexts, 1)
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """``"512,4096"`` as numbers. Raises UserError that names the option."""
+    return tuple(_count(option, part.strip()) for part in text.split(","))
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """``"native,128"`` as window sizes, native being 0."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(0 if part == NATIVE else _count("windows", part) for part in parts)
+
+
+def require(option: str, value: int, low: int, high: int | None = None) -> None:
+    """Raises UserError where an option is out of range."""
+    if value < low or (high is not None and value > high):
+        raise UserError(f"--{option} {value}: must be {low} or more" + (f", at most {high}" if high else ""))
+
+
+def _count(option: str, part: str) -> int:
+    if not (part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS):
+        words = f"{NATIVE} or numbers" if option == "windows" else "numbers"
+        raise UserError(f"--{option}: {part!r} is not a whole number; give {words} with commas between")
+    return int(part)
+
+
+def _require_distinct(option: str, values: tuple[int, ...], low: int) -> None:
+    for value in values:
+        require(option, value, low)
+    if len(set(values)) < len(values):
+        raise UserError(f"--{option}: {','.join(map(str, values))} holds a value twice")

@@ -1,0 +1,82 @@
+"""Held-out text: how it is packed, read, and cut into prompts. Loads no JAX."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from wmtp_jax.errors import UserError
+
+HELD_OUT_NAME = "held_out.jsonl.gz"
+DEMO_HELD_OUT = Path(__file__).parents[1] / "demo_model" / HELD_OUT_NAME
+_LIMIT_BYTES = 400_000
+
+
+def excerpt(held_out: Path, out: Path, *, documents: int = 6, limit_bytes: int = _LIMIT_BYTES) -> list[str]:
+    """Packs the longest documents of a JSON-lines file for shipping, as JSON lines in gzip; returns their titles.
+
+    Each line has ``source``, ``title`` and ``text``. As many as ``documents`` are kept, fewer where they would exceed
+    ``limit_bytes`` packed; the bytes depend on nothing but the input.
+    """
+    lines = sorted(held_out.read_text(encoding="utf-8").splitlines(), key=lambda line: -len(json.loads(line)["text"]))
+    kept = lines[:documents]
+    while kept and len(_packed(kept)) > limit_bytes:
+        kept.pop()
+    if not kept:
+        raise UserError(f"{held_out}: no document fits into {limit_bytes} bytes")
+    out.write_bytes(_packed(kept))
+    return [json.loads(line)["title"] for line in kept]
+
+
+def _packed(lines: Sequence[str]) -> bytes:
+    return gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
+
+
+def read_texts(path: Path | None) -> list[str]:
+    """The documents of a file: JSON lines with a ``text`` each (``.jsonl``, ``.jsonl.gz``), or one plain UTF-8 text.
+
+    None is the text that ships with the demo model, which it was not trained on. Raises UserError for a file that is
+    none of these.
+    """
+    if path is None:
+        if not DEMO_HELD_OUT.is_file():
+            raise UserError("this installation has no held-out text: give a file")
+        path = DEMO_HELD_OUT
+    data = path.read_bytes()
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        texts = _json_texts(text) if ".jsonl" in path.suffixes else [text]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: neither UTF-8 text nor JSON lines with a text each ({error})") from None
+    if not any(texts):
+        raise UserError(f"{path}: holds no text")
+    return texts
+
+
+def _json_texts(lines: str) -> list[str]:
+    texts = [json.loads(line)["text"] for line in lines.split("\n") if line.strip()]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a text is not a string")
+    return texts
+
+
+def prompt_ends(lengths: Sequence[int], longest: int, count: int) -> list[tuple[int, int]]:
+    """Up to ``count`` places (document, end) with at least ``longest`` tokens before them, spread over the documents.
+
+    The first of a document is at ``longest``: its prompt is the document's beginning. Raises UserError where no
+    document is that long.
+    """
+    able = [document for document, length in enumerate(lengths) if length >= longest]
+    if not able:
+        raise UserError(
+            f"the text's longest document has {max(lengths)} tokens, and a context needs {longest}: "
+            "give shorter contexts or a longer text"
+        )
+    rounds = -(-count // len(able))
+    ends = [
+        (document, longest + (lengths[document] - longest) * turn // rounds)
+        for turn in range(rounds)
+        for document in able
+    ]
+    return list(dict.fromkeys(ends))[:count]

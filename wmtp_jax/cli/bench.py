@@ -1,0 +1,164 @@
+"""`wmtp bench`: what the method gains, measured here and now."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wmtp_jax.bench import options as settings
+from wmtp_jax.cli.output import note, print_json
+
+_Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
+_Text = Annotated[Path | None, typer.Option(help="UTF-8 text or JSON lines.", show_default="the packaged held-out text")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_Gamma = Annotated[int, typer.Option(help="Drafted tokens a step.")]
+_Window = Annotated[int, typer.Option(help="Tokens the draft head sees; 0 is all.")]
+_Sink = Annotated[int, typer.Option(help="First tokens it sees besides a window.")]
+_NewTokens = Annotated[int, typer.Option(help="After each prompt.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group and its commands."""
+    bench = typer.Typer(help="Measure acceptance, speed and start-up.", no_args_is_help=True, rich_markup_mode=None)
+    bench.command("accept")(accept_command)
+    bench.command("versus-hf")(versus_hf_command)
+    bench.command("start")(start_command)
+    app.add_typer(bench, name="bench")
+
+
+def accept_command(
+    model: _Model = "demo",
+    gamma: _Gamma = settings.AcceptOptions.gamma,
+    windows: Annotated[str, typer.Option(help="Draft windows; native is none.")] = "native,128,512,1024",
+    sink: _Sink = settings.AcceptOptions.sink,
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "512,2048,4096,16384",
+    new_tokens: _NewTokens = settings.AcceptOptions.new_tokens,
+    prompts: Annotated[int, typer.Option(help="Places of the text to continue.")] = settings.AcceptOptions.prompts,
+    rows: Annotated[int, typer.Option(help="Prompts that run as one batch.")] = settings.AcceptOptions.rows,
+    text: _Text = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = settings.AcceptOptions.temperature,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = settings.AcceptOptions.seed,
+    trained_context: Annotated[
+        int | None, typer.Option(help="Mark contexts beyond it.", show_default="the model's own")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Acceptance of drafts by position, native and windowed, as the context grows."""
+    given = settings.AcceptOptions(
+        gamma=gamma,
+        windows=settings.parse_windows(windows),
+        sink=sink,
+        contexts=settings.parse_counts("contexts", contexts),
+        new_tokens=new_tokens,
+        prompts=prompts,
+        rows=rows,
+        temperature=temperature,
+        seed=seed,
+    )
+    from wmtp_jax.bench import accept, tables
+
+    loaded = _load(model)
+    own = settings.DEMO_TRAINED_CONTEXT if model == "demo" else accept.trained_context(loaded.config)
+    limit = own if trained_context is None else trained_context
+    results = accept.measure(loaded, given, text, limit, note)
+    if json:
+        contexts_json = [dict(same_text=result.same_text, **vars(result)) for result in results]
+        print_json(dict(model=model, options=given, trained_context=limit, contexts=contexts_json))
+    else:
+        tables.show(tables.accept_table(results, given, limit))
+
+
+def versus_hf_command(
+    model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = "demo",
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="UTF-8 text to continue.", show_default="the packaged held-out text")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="How much of it.")] = 512,
+    new_tokens: _NewTokens = settings.VersusOptions.new_tokens,
+    gamma: _Gamma = settings.VersusOptions.gamma,
+    window: _Window = settings.VersusOptions.window,
+    sink: _Sink = settings.VersusOptions.sink,
+    repeats: Annotated[int, typer.Option(help="Measured rounds.")] = settings.VersusOptions.repeats,
+    threads: Annotated[int, typer.Option(help="Of every contender.")] = settings.VersusOptions.threads,
+    json: _Json = False,
+) -> None:
+    """Decode speed beside Hugging Face transformers on the same checkpoint and prompt, in float32 on this CPU."""
+    given = settings.VersusOptions(
+        new_tokens=new_tokens, gamma=gamma, window=window, sink=sink, repeats=repeats, threads=threads
+    )
+    settings.require("prompt-tokens", prompt_tokens, 1)
+    from wmtp_jax.bench import prompts, tables, timing, versus_hf
+
+    versus_hf.require_transformers()
+    folder = prompts.hugging_face_folder(model)
+    with timing.limited_to(threads):
+        loaded = _load(str(folder), "float32")
+        prompt = prompts.beginning(loaded.encode, prompt_file, prompt_tokens)
+        race = versus_hf.versus_hf(folder, loaded, prompt, given, note)
+    if json:
+        timings = {name: _timing(race, name) for name in race.timings}
+        sizes = dict(prompt_tokens=race.prompt_tokens, new_tokens=race.new_tokens, threads=race.threads)
+        print_json(dict(model=model, options=given, **sizes, contenders=timings))
+    else:
+        tables.show(tables.race_table(race))
+
+
+def start_command(
+    model: _Model = "demo",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "64,16384",
+    new_tokens: _NewTokens = settings.StartOptions.new_tokens,
+    gamma: _Gamma = settings.StartOptions.gamma,
+    window: _Window = settings.StartOptions.window,
+    sink: _Sink = settings.StartOptions.sink,
+    repeats: Annotated[int, typer.Option(help="Warm runs.")] = settings.StartOptions.repeats,
+    text: _Text = None,
+    json: _Json = False,
+) -> None:
+    """Time from `wmtp generate` to its first text, cold and warm, and its peak memory."""
+    given = settings.StartOptions(
+        contexts=settings.parse_counts("contexts", contexts),
+        new_tokens=new_tokens,
+        gamma=gamma,
+        window=window,
+        sink=sink,
+        repeats=repeats,
+    )
+    from wmtp_jax.bench import start
+    from wmtp_jax.bench.prompts import beginning_as_text, model_folder
+
+    folder = model_folder(model)
+    prompts = [beginning_as_text(folder, text, tokens) for tokens in given.contexts]
+    results = start.measure_starts(str(folder), prompts, given, note)
+    # Only now may this process grow: see the module.
+    from wmtp_jax.bench import tables
+    from wmtp_jax.bench.footprint import footprint
+
+    loaded = _load(model)
+    run = dict(max_new_tokens=new_tokens, gamma=gamma, window=window, sink=sink if window else 0)
+    needs = [footprint(loaded, tokens, **run) for _, tokens in prompts]
+    if json:
+        starts = [dict(vars(result), **vars(need)) for result, need in zip(results, needs, strict=True)]
+        print_json(dict(model=model, options=given, starts=starts))
+    else:
+        tables.show(tables.start_table(results, needs))
+
+
+def _load(model: str, dtype: str | None = None) -> Any:
+    from wmtp_jax.compilation_cache import enable_compilation_cache
+    from wmtp_jax.model import load
+
+    enable_compilation_cache()
+    return load(model, dtype=dtype)
+
+
+def _timing(race: Any, name: str) -> dict[str, Any]:
+    timing, divergence = race.timings[name], race.divergences[name]
+    return dict(
+        tokens_per_second=timing.tokens_per_second.median,
+        ratio=race.ratios[name],
+        same_text=divergence is None,
+        divergence=divergence,
+        rounds=dict(
+            tokens_per_second=timing.tokens_per_second, first_seconds=timing.first_seconds, seconds=timing.seconds
+        ),
+    )
