@@ -7,14 +7,17 @@ tokens, for the reason a trained head does.
 
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from wmtp_jax.config import AttentionConfig, DeltaConfig, DenseConfig, ModelConfig, MoEConfig, RopeConfig
-from wmtp_jax.models.decoder import Decoder, build
+from wmtp_jax.models.decoder import Decoder, abstract, unroll
 from wmtp_jax.models.parameters import named_parameters, with_parameters
 
 _ROPE = RopeConfig(theta=1e4, rotary_dim=6)
+
+BLOCK_SCALE = 0.7
 
 CONFIGS = {
     "hybrid": ModelConfig(
@@ -66,49 +69,48 @@ CONFIGS = {
 }
 
 
-def tiny_model(name: str, seed: int) -> Decoder:
+def tiny_model(name: str, seed: int, *, unrolled: bool = False) -> Decoder:
     """A float32 model of ``CONFIGS[name]`` with weights drawn from ``seed``; models of one name share programs."""
-    template = _template(name)
-    rng = np.random.default_rng(seed)
-    neutral = {key: np.asarray(value) for key, value in named_parameters(template).items()}
-    drawn = {key: _draw(key, value, rng) for key, value in neutral.items()}
+    template, rng = _template(name), np.random.default_rng(seed)
+    drawn = {key: _draw(key, leaf.shape, CONFIGS[name], rng) for key, leaf in named_parameters(template).items()}
     if template.mtp is not None:
         _shortcut(drawn, rng)
-    return with_parameters(template, {key: value.astype(np.float32) for key, value in drawn.items()})
+    model = with_parameters(template, {key: np.float32(value) for key, value in drawn.items()})
+    return jax.tree.map(jnp.asarray, unroll(model) if unrolled else model)
 
 
 @cache
 def _template(name: str) -> Decoder:
-    return build(CONFIGS[name])
+    return abstract(CONFIGS[name])
 
 
-def _draw(name: str, neutral: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    noise = rng.standard_normal(neutral.shape)
+def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, rng: np.random.Generator) -> np.ndarray:
+    noise = rng.standard_normal(shape)
     if name.endswith("A_log"):
         return 0.7 * noise - 1.0
     if name.endswith("dt_bias"):
         return noise - 1.0
     if name == "final_norm.weight":
         # Of either sign, or a tied head would only ever repeat the current token.
-        return 1.3 * noise
-    if "norm" in name or name.endswith("bias"):
-        return neutral + 0.3 * noise
+        return 1.3 * noise - (1.0 if config.zero_centered_norm else 0.0)
+    if "norm" in name:
+        return 0.3 * noise + (0.0 if config.zero_centered_norm and "mixer.norm" not in name else 1.0)
+    if name.endswith("bias"):
+        return 0.3 * noise
     if name == "embedding":
         return noise
-    fan_in = noise / neutral.shape[-2] ** 0.5
+    fan_in = noise / shape[-2] ** 0.5
     if "lm_head" in name:
         return 3.0 * fan_in
     if "router" in name:
         return 2.0 * fan_in
     # Blocks that outweigh the stream they add to make a chaotic model, in which rounding alone exceeds any tolerance.
-    return 0.4 * fan_in if any(part in name for part in ("out_proj", "o_proj", "down_proj")) else fan_in
+    return BLOCK_SCALE * fan_in if any(part in name for part in ("out_proj", "o_proj", "down_proj")) else fan_in
 
 
 def _shortcut(drawn: dict[str, np.ndarray], rng: np.random.Generator) -> None:
     """Lets the draft head see the embedding of the last token nearly as the target sees it."""
     width = drawn["mtp.norm.weight"].shape[0]
-    hidden_part = 0.15 * rng.standard_normal((width, width)) / width**0.5
+    hidden_part = 0.3 * rng.standard_normal((width, width)) / width**0.5
     drawn["mtp.fc.kernel"] = np.concatenate([np.eye(width), hidden_part])
     drawn["mtp.norm.weight"] = drawn["final_norm.weight"] + 0.05 * rng.standard_normal(width)
-
-

@@ -70,9 +70,7 @@ class AttentionConfig:
                 f"num_key_value_heads={self.num_kv_heads} does not divide num_attention_heads={self.num_heads}"
             )
         if self.rope and (self.rope.rotary_dim % 2 or self.rope.rotary_dim > self.head_dim):
-            raise ConfigError(
-                f"rotary_dim={self.rope.rotary_dim} must be even and at most head_dim={self.head_dim}"
-            )
+            raise ConfigError(f"rotary_dim={self.rope.rotary_dim} must be even and at most head_dim={self.head_dim}")
 
 
 @dataclass(frozen=True, kw_only=True)

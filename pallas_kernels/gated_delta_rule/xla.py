@@ -62,9 +62,7 @@ def _chunk(state, inputs):
     out = jnp.exp(total)[..., None] * jnp.einsum("bhck,bhkv->bhcv", q, state)
     out = out + jnp.einsum("bhcd,bhdv->bhcv", scores, u)
     to_end = jnp.exp(total[..., -1:] - total)
-    state = jnp.exp(total[..., -1])[..., None, None] * state + jnp.einsum(
-        "bhck,bhcv->bhkv", k * to_end[..., None], u
-    )
+    state = jnp.exp(total[..., -1])[..., None, None] * state + jnp.einsum("bhck,bhcv->bhkv", k * to_end[..., None], u)
     return out, state, u
 
 

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 def paged_attention(q, k_pages, v_pages, page_table, lengths):
     rows, tokens, heads, size = q.shape
-    k, v = (jnp.moveaxis(pages[page_table], 2, 1).reshape(rows, pages.shape[1], -1, size) for pages in (k_pages, v_pages))
+    k, v = (
+        jnp.moveaxis(pages[page_table], 2, 1).reshape(rows, pages.shape[1], -1, size) for pages in (k_pages, v_pages)
+    )
     k, v = (jnp.repeat(x.astype(jnp.float32), heads // x.shape[1], axis=1) for x in (k, v))
     scores = jnp.einsum("bthd,bhpd->bhtp", q.astype(jnp.float32), k) * size**-0.5
     last = lengths[:, None] + jnp.arange(tokens)

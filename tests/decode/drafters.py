@@ -1,9 +1,11 @@
-"""Drafters that no model would have: their drafts come from a table, right or wrong as a test wants them."""
+"""Drafters for tests: steered by a table, right or wrong as a test wants them, or over a cache that never wraps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
@@ -13,30 +15,36 @@ from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
 
 
+class Steered(NamedTuple):
+    """The head's own ring, kept as if its drafts were used, and the drafts that are used instead."""
+
+    ring: DraftRing
+    table: Int[Array, "B capacity"]
+
+
 @dataclass(frozen=True, kw_only=True)
-class TableDrafter:
-    """Drafts ``table[b, p]`` for position p of row b. The table [B, capacity] is the drafter's state."""
+class SteeredDrafter(MTPDrafter):
+    """Drafts ``table[b, p]`` for position p of row b, or what the head drafts where that is negative."""
 
-    gamma: int
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> Steered:
+        ring = super().start(model, rows, capacity, dtype)
+        return Steered(ring, jnp.full((rows, capacity), -1, jnp.int32))
 
-    def start(self, model: Decoder, rows: int, capacity: int, dtype: jnp.dtype) -> Int[Array, "B capacity"]:
-        return jnp.zeros((rows, capacity), jnp.int32)
+    def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Steered:
+        return draft._replace(ring=super().prefill(model, draft.ring, hidden, next_tokens, start, prompt_length))
 
-    def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Int[Array, "B capacity"]:
-        return draft
-
-    def propose(
-        self, model: Decoder, state: DecodeState, sampling: Sampling
-    ) -> tuple[Int[Array, "B gamma"], Int[Array, "B capacity"]]:
+    def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> tuple[Int[Array, "B gamma"], Steered]:
+        own, ring = super().propose(model, replace(state, draft=state.draft.ring), sampling)
         positions = state.length[:, None] + 1 + jnp.arange(self.gamma)
-        return jnp.take_along_axis(state.draft, positions, axis=1, mode="clip"), state.draft
+        steered = jnp.take_along_axis(state.draft.table, positions, axis=1, mode="clip")
+        return jnp.where(steered < 0, own, steered), state.draft._replace(ring=ring)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnwrappedDrafter(MTPDrafter):
     """A windowed draft over a cache that keeps every entry in a slot of its own: what the ring must be equal to."""
 
-    def start(self, model: Decoder, rows: int, capacity: int, dtype: jnp.dtype) -> DraftRing:
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> DraftRing:
         a = model.config.attention
         window = min(self.window, capacity)
         return allocate_ring(

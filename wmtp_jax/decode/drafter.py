@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
@@ -23,7 +24,7 @@ class Drafter(Protocol):
         """Drafted tokens a step, 0 for plain decoding."""
         ...
 
-    def start(self, model: Decoder, rows: int, capacity: int, dtype: jnp.dtype) -> Any:
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> Any:
         """The drafter's arrays before any token; ``capacity`` bounds positions of any row."""
         ...
 
@@ -50,7 +51,7 @@ class Plain:
 
     gamma: int = 0
 
-    def start(self, model: Decoder, rows: int, capacity: int, dtype: jnp.dtype) -> None:
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> None:
         return None
 
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> None:
@@ -77,7 +78,7 @@ class MTPDrafter:
         if self.sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give --window, or --sink 0 for the native draft")
 
-    def start(self, model: Decoder, rows: int, capacity: int, dtype: jnp.dtype) -> DraftRing:
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> DraftRing:
         if model.mtp is None:
             raise UserError("this checkpoint has no MTP head to draft with: use --gamma 0")
         a, native = model.config.attention, not self.window
@@ -109,7 +110,9 @@ class MTPDrafter:
 
         return jax.lax.cond(jnp.any(wanted), store, lambda ring: ring, draft)
 
-    def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> tuple[Int[Array, "B gamma"], DraftRing]:
+    def propose(
+        self, model: Decoder, state: DecodeState, sampling: Sampling
+    ) -> tuple[Int[Array, "B gamma"], DraftRing]:
         """Draft-extend over the committed entries, then ``gamma`` recurrent steps."""
         tokens, _, ring = draft_run(model, state, self.gamma, sampling)
         return tokens, ring
@@ -154,5 +157,3 @@ def _extend(model: Decoder, mtp: MTP, state: DecodeState) -> DraftRing:
 def _head(model: Decoder) -> MTP:
     assert model.mtp is not None
     return model.mtp
-
-

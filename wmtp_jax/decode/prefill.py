@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from wmtp_jax.cache.paged import allocate
@@ -23,7 +24,7 @@ def start_state(
     max_new_tokens: Sequence[int],
     *,
     page_size: int,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
     penalized: bool,
 ) -> DecodeState:
     """Caches and counters for a batch, before any token is read."""
@@ -120,11 +121,7 @@ def _first_token(model: Decoder, state: DecodeState, sampling: Sampling, stops: 
     history = state.history
     if history is not None:
         history = history.add(token[:, None], ~state.done[:, None])
-    committed = Committed(
-        state.committed.hidden, state.committed.tokens.at[:, 0].set(token), state.committed.count
-    )
+    committed = Committed(state.committed.hidden, state.committed.tokens.at[:, 0].set(token), state.committed.count)
     remaining = state.remaining - 1
     done = state.done | (remaining <= 0) | jnp.any(token[:, None] == stops, axis=1)
     return replace(state, pending=token, committed=committed, remaining=remaining, done=done, history=history)
-
-

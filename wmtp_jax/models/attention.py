@@ -1,8 +1,11 @@
 """Grouped-query attention: projections only. Where keys and values live is the caller's business."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.config import ModelConfig
@@ -12,13 +15,13 @@ from wmtp_jax.models.layers import Linear, RMSNorm, apply_rope
 class Attention(nnx.Module):
     """Projections, per-head norms, rotary positions and output gate of one attention block."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         a = config.attention
         self.config = a
         # With an output gate each head's query and gate stand side by side: [q_0 | gate_0 | q_1 | gate_1 | ...].
         query_size = a.num_heads * a.head_dim * (2 if a.output_gate else 1)
         kv_size = a.num_kv_heads * a.head_dim
-        make = dict(rngs=rngs, dtype=dtype)
+        make: dict[str, Any] = dict(rngs=rngs, dtype=dtype)
         self.q_proj = Linear(config.hidden_size, query_size, bias=a.qkv_bias, **make)
         self.k_proj = Linear(config.hidden_size, kv_size, bias=a.qkv_bias, **make)
         self.v_proj = Linear(config.hidden_size, kv_size, bias=a.qkv_bias, **make)
@@ -49,9 +52,7 @@ class Attention(nnx.Module):
             k = self.k_norm(k)
         return apply_rope(k, positions, self.config.rope), v
 
-    def output(
-        self, attended: Float[Array, "B T H D"], gate: Float[Array, "B T H D"] | None
-    ) -> Float[Array, "B T M"]:
+    def output(self, attended: Float[Array, "B T H D"], gate: Float[Array, "B T H D"] | None) -> Float[Array, "B T M"]:
         """Gates the attended values and projects them back to the model width."""
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate)

@@ -1,7 +1,7 @@
 """One residual block: a norm and the mixer it feeds."""
 
-import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from wmtp_jax.config import BlockKind, ModelConfig
 from wmtp_jax.models.attention import Attention
@@ -15,12 +15,12 @@ Mixer = Attention | DeltaNet | SwiGLU | MoE
 class Block(nnx.Module):
     """Norm and mixer; the caller adds the residual, since attention and recurrent mixers need their caches."""
 
-    def __init__(self, kind: BlockKind, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, kind: BlockKind, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
         self.mixer = _make_mixer(kind, config, rngs, dtype)
 
 
-def _make_mixer(kind: BlockKind, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> Mixer:
+def _make_mixer(kind: BlockKind, config: ModelConfig, rngs: nnx.Rngs, dtype: DTypeLike) -> Mixer:
     if kind == "attention":
         return Attention(config, rngs=rngs, dtype=dtype)
     if kind == "delta":

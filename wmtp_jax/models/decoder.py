@@ -1,17 +1,18 @@
 """The target: embedding, a scan over periods of residual blocks, final norm, output head; and its draft head."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.block import Block
-from wmtp_jax.models.delta_net import DeltaNet, DeltaReplay, DeltaState
+from wmtp_jax.models.delta_net import DeltaNet, DeltaState
 from wmtp_jax.models.layers import Linear, RMSNorm
 from wmtp_jax.models.mtp import MTP
 
@@ -20,12 +21,10 @@ Cache = TypeVar("Cache")
 Attend = Callable[[Cache, Int[Array, ""], Array, Array, Array], tuple[Float[Array, "B T H D"], Cache]]
 
 
-
-
 class Decoder(nnx.Module):
     """A hybrid language model. ``blocks`` are the blocks of one period with parameters stacked over the periods."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
         self.config = config
         self.unrolled = False
         embedding = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size))
@@ -35,7 +34,7 @@ class Decoder(nnx.Module):
             own = nnx.Rngs(key)
             return nnx.List([Block(kind, config, rngs=own, dtype=dtype) for kind in config.pattern])
 
-        self.blocks = jax.vmap(period)(jax.random.split(rngs.params(), config.num_periods))
+        self.blocks: Any = jax.vmap(period)(jax.random.split(rngs.params(), config.num_periods))
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
         head = (config.hidden_size, config.vocab_size)
         self.lm_head = None if config.tie_embeddings else Linear(*head, rngs=rngs, dtype=dtype)
@@ -61,13 +60,13 @@ class Decoder(nnx.Module):
         attend: Attend[Cache],
         *,
         remat: bool = False,
-    ) -> tuple[Float[Array, "B T M"], tuple[DeltaState | DeltaReplay, ...], Cache]:
+    ) -> tuple[Float[Array, "B T M"], tuple[Any, ...], Cache]:
         """Runs T tokens a row after what the caches hold.
 
         ``states`` has one entry a delta block of the period, with a leading axis over the periods. The attention
         cache goes through the scan as its carry, so that it is updated in place and never restacked. Returns the
-        hidden states after the final norm, the new recurrent states (``valid`` tokens a row committed) or, with
-        ``valid=None``, uncommitted runs, and the cache.
+        hidden states after the final norm; a new ``DeltaState`` (``valid`` tokens a row committed) or, with
+        ``valid=None``, a ``DeltaReplay`` for each delta block; and the cache.
         """
         per_period = self.config.pattern.count("attention")
 
@@ -93,7 +92,7 @@ class Decoder(nnx.Module):
         (x, cache), updates = self._over_periods(body, (self.embed(tokens), cache), states)
         return self.final_norm(x), updates, cache
 
-    def _over_periods(self, body, carry, states):
+    def _over_periods(self, body: Callable, carry: Any, states: Any) -> tuple[Any, Any]:
         """``lax.scan`` over the periods, or a plain loop where each period has its own arrays (``unroll``)."""
         if not self.unrolled:
             return jax.lax.scan(body, carry, (self.blocks, jnp.arange(self.config.num_periods), states))
@@ -121,17 +120,15 @@ class Decoder(nnx.Module):
             return jax.nn.dot_product_attention(q, k, v, is_causal=True), cache
 
         valid = jnp.full(rows, length)
-        return self.hidden_states(
-            tokens, positions, valid, self.initial_states(rows), None, attend, remat=remat
-        )[0]
+        return self.hidden_states(tokens, positions, valid, self.initial_states(rows), None, attend, remat=remat)[0]
 
 
-def build(config: ModelConfig, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Decoder:
+def build(config: ModelConfig, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Decoder:
     """A randomly initialised model."""
     return Decoder(config, rngs=nnx.Rngs(seed), dtype=dtype)
 
 
-def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:
+def abstract(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Decoder:
     """The same tree with shapes instead of arrays; allocates nothing."""
     return nnx.eval_shape(lambda: build(config, 0, dtype))
 

@@ -1,10 +1,11 @@
 """Gated DeltaNet: a short causal convolution, then the gated delta rule."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.gated_delta_rule import Replay, commit, gated_delta_rule
@@ -37,19 +38,21 @@ def commit_delta(state: DeltaState, run: DeltaReplay, accepted: Int[Array, " *B"
 class DeltaNet(nnx.Module):
     """One gated-delta-rule block, in the unfused (Qwen3.5) parameter layout."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         d = config.delta
         assert d is not None
         self.config = d
         value_size = d.num_value_heads * d.value_dim
-        make = dict(rngs=rngs, dtype=dtype)
+        make: dict[str, Any] = dict(rngs=rngs, dtype=dtype)
         self.in_proj_qkv = Linear(config.hidden_size, d.conv_dim, **make)
         self.in_proj_z = Linear(config.hidden_size, value_size, **make)
         self.in_proj_b = Linear(config.hidden_size, d.num_value_heads, **make)
         self.in_proj_a = Linear(config.hidden_size, d.num_value_heads, **make)
         kernel = jax.random.normal(rngs.params(), (d.conv_kernel, d.conv_dim)) / d.conv_kernel**0.5
         self.conv_kernel = nnx.Param(kernel.astype(dtype))
-        self.A_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (d.num_value_heads,), minval=1.0, maxval=16.0)))
+        self.A_log = nnx.Param(
+            jnp.log(jax.random.uniform(rngs.params(), (d.num_value_heads,), minval=1.0, maxval=16.0))
+        )
         self.dt_bias = nnx.Param(_initial_dt_bias(rngs, d.num_value_heads))
         self.norm = RMSNorm(d.value_dim, config.norm_eps, False, dtype)
         self.out_proj = Linear(value_size, config.hidden_size, **make)
@@ -85,7 +88,7 @@ class DeltaNet(nnx.Module):
         rows = valid[:, None] + jnp.arange(state.tail.shape[1])
         return y, DeltaState(memory, jnp.take_along_axis(conv_inputs, rows[..., None], axis=1))
 
-    def _convolve(self, inputs: Float[Array, "B kernel-1+T C"]) -> Float[Array, "B T C"]:
+    def _convolve(self, inputs: Float[Array, "B I C"]) -> Float[Array, "B T C"]:
         kernel = self.conv_kernel[...].astype(jnp.float32)
         width, tokens = kernel.shape[0], inputs.shape[1] - kernel.shape[0] + 1
         x = inputs.astype(jnp.float32)

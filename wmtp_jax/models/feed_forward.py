@@ -1,10 +1,12 @@
 """Feed-forward blocks: dense SwiGLU and softmax-routed experts."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from wmtp_jax.config import ModelConfig
@@ -14,8 +16,8 @@ from wmtp_jax.models.layers import Linear
 class SwiGLU(nnx.Module):
     """``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(self, hidden_size: int, ffn_size: int, bias: bool = False, *, rngs: nnx.Rngs, dtype: jnp.dtype):
-        make = dict(bias=bias, rngs=rngs, dtype=dtype)
+    def __init__(self, hidden_size: int, ffn_size: int, bias: bool = False, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        make: dict[str, Any] = dict(bias=bias, rngs=rngs, dtype=dtype)
         self.gate_proj = Linear(hidden_size, ffn_size, **make)
         self.up_proj = Linear(hidden_size, ffn_size, **make)
         self.down_proj = Linear(ffn_size, hidden_size, **make)
@@ -27,11 +29,11 @@ class SwiGLU(nnx.Module):
 class MoE(nnx.Module):
     """Top-k experts by softmax over all of them, renormalised, plus a shared expert behind a sigmoid gate."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         moe = config.moe
         assert moe is not None
         self.config = moe
-        make = dict(rngs=rngs, dtype=dtype)
+        make: dict[str, Any] = dict(rngs=rngs, dtype=dtype)
         self.router = Linear(config.hidden_size, moe.num_experts, **make)
         self.gate_up_proj = _expert_kernel(rngs, moe.num_experts, config.hidden_size, 2 * moe.ffn_size, dtype)
         self.down_proj = _expert_kernel(rngs, moe.num_experts, moe.ffn_size, config.hidden_size, dtype)
@@ -48,9 +50,7 @@ class MoE(nnx.Module):
 
     def _routed(self, x: Float[Array, "S M"]) -> Float[Array, "S M"]:
         """Dropless: token copies sorted by expert, one ragged product a projection."""
-        weights, experts = jax.lax.top_k(
-            jax.nn.softmax(self.router(x).astype(jnp.float32), axis=-1), self.config.top_k
-        )
+        weights, experts = jax.lax.top_k(jax.nn.softmax(self.router(x).astype(jnp.float32), axis=-1), self.config.top_k)
         if self.config.normalize_top_k:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         order = jnp.argsort(experts.reshape(-1), stable=True)
@@ -62,6 +62,6 @@ class MoE(nnx.Module):
         return jnp.zeros_like(x).at[token].add(out)
 
 
-def _expert_kernel(rngs: nnx.Rngs, experts: int, size_in: int, size_out: int, dtype: jnp.dtype) -> nnx.Param:
+def _expert_kernel(rngs: nnx.Rngs, experts: int, size_in: int, size_out: int, dtype: DTypeLike) -> nnx.Param:
     values = jax.random.normal(rngs.params(), (experts, size_in, size_out)) / math.sqrt(size_in)
     return nnx.Param(values.astype(dtype))

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.config import RopeConfig, RopeScaling
@@ -13,7 +14,7 @@ from wmtp_jax.config import RopeConfig, RopeScaling
 class RMSNorm(nnx.Module):
     """Root-mean-square norm in float32. Zero-centered norms (Qwen3.5, Qwen3-Next) scale by ``1 + weight``."""
 
-    def __init__(self, size: int, eps: float, zero_centered: bool, dtype: jnp.dtype):
+    def __init__(self, size: int, eps: float, zero_centered: bool, dtype: DTypeLike):
         self.weight = nnx.Param((jnp.zeros if zero_centered else jnp.ones)(size, dtype))
         self.eps = eps
         self.zero_centered = zero_centered
@@ -28,7 +29,7 @@ class RMSNorm(nnx.Module):
 class Linear(nnx.Module):
     """``x @ kernel (+ bias)`` with kernel [in, out]: the layout that thin CPU products read fastest."""
 
-    def __init__(self, size_in: int, size_out: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
         scale = 1.0 / math.sqrt(size_in)
         self.kernel = nnx.Param((scale * jax.random.normal(rngs.params(), (size_in, size_out))).astype(dtype))
         self.bias = nnx.Param(jnp.zeros(size_out, dtype)) if bias else None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.config import ModelConfig
@@ -21,7 +22,7 @@ from wmtp_jax.models.layers import Linear, RMSNorm
 class MTP(nnx.Module):
     """Two pre-norms, a projection of [embedding, hidden], one attention layer with its feed-forward, a final norm."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         norm = (config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
         self.embedding_norm = RMSNorm(*norm)
         self.hidden_norm = RMSNorm(*norm)

@@ -270,7 +270,7 @@ def _kjv() -> list[Document]:
     for (book, chapter), offsets in sorted(chapters.items()):
         body = re.sub(r"[\[\]]|^ +", "", text[min(offsets) : max(offsets)], flags=re.MULTILINE)
         books[book - 1].append(f"{titles[book - 1]} {chapter}\n\n{body.strip()}")
-    return [Document("kjv", title, _clean("\n\n".join(book))) for title, book in zip(titles, books)]
+    return [Document("kjv", title, _clean("\n\n".join(book))) for title, book in zip(titles, books, strict=True)]
 
 
 def _book_title(name: str) -> str:

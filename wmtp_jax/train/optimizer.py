@@ -1,5 +1,7 @@
 """Muon for the matrices, AdamW for everything else, with a warm-up, plateau and linear decay schedule."""
 
+from typing import Any
+
 import optax
 from jaxtyping import Array
 from optax import contrib
@@ -38,11 +40,9 @@ def _matrices(parameters: dict[str, Array]) -> dict[str, bool]:
     return {name: _is_matrix(name) for name in parameters}
 
 
-def _dimension_numbers(parameters: dict[str, Array]) -> dict[str, contrib.MuonDimensionNumbers | None]:
+def _dimension_numbers(parameters: Any) -> Any:
     """Orthogonalize the last two axes [in, out]; axes before them (periods, experts) are separate matrices."""
     return {
         name: contrib.MuonDimensionNumbers(value.ndim - 2, value.ndim - 1) if _is_matrix(name) else None
         for name, value in parameters.items()
     }
-
-

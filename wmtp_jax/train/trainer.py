@@ -1,6 +1,5 @@
 """A small resumable trainer: batches are a pure function of (seed, step), so a resumed run sees what it would have."""
 
-import dataclasses
 import json
 import math
 import shutil

@@ -1,0 +1,109 @@
+"""Held-out text: packing, reading, and the places where prompts end."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wmtp_jax.bench import texts
+from wmtp_jax.bench.prompts import beginning, beginning_as_text
+from wmtp_jax.bench.texts import excerpt, prompt_ends, read_texts
+from wmtp_jax.errors import UserError
+
+LENGTHS = {"short": 30, "long": 900, "middle": 400, "longer": 1200}
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    lines = [
+        json.dumps({"source": "s", "title": title, "text": (f"{title} é\u2028— " * length)[:length]}, ensure_ascii=False)
+        for title, length in LENGTHS.items()
+    ]
+    path = tmp_path / "held_out.jsonl"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def test_the_excerpt_is_the_longest_documents_whole(held_out: Path, tmp_path: Path) -> None:
+    out = tmp_path / "held_out.jsonl.gz"
+    assert excerpt(held_out, out, documents=3) == ["longer", "long", "middle"]
+    rows = [json.loads(line) for line in held_out.read_bytes().decode().split("\n") if line]
+    by_title = {row["title"]: row["text"] for row in rows}
+    assert read_texts(out) == [by_title["longer"], by_title["long"], by_title["middle"]]
+    assert [json.loads(line)["source"] for line in gzip.decompress(out.read_bytes()).decode().split("\n") if line] == ["s"] * 3
+
+
+def test_the_excerpt_has_the_same_bytes_every_time_and_keeps_to_its_limit(held_out: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    excerpt(held_out, first)
+    excerpt(held_out, second)
+    assert first.read_bytes() == second.read_bytes()
+    limit = len(first.read_bytes()) - 1
+    assert len(excerpt(held_out, second, limit_bytes=limit)) < len(LENGTHS)
+    assert len(second.read_bytes()) <= limit
+    with pytest.raises(UserError, match="no document fits into 10 bytes"):
+        excerpt(held_out, second, limit_bytes=10)
+
+
+def test_plain_text_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "play.txt"
+    path.write_text("First line\n\nöther\n", encoding="utf-8")
+    assert read_texts(path) == ["First line\n\nöther\n"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"\xff\xfe"),
+        ("a.txt", b""),
+        ("a.jsonl", b'{"title": "no text"}\n'),
+        ("a.jsonl", b'{"text": 3}\n'),
+        ("a.jsonl", b'["text"]\n'),
+        ("a.jsonl", b"not json\n"),
+        ("a.jsonl", b"\n"),
+        ("a.jsonl.gz", b"not gzip"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "cut"}\n')[:-9]),
+    ],
+)
+def test_a_file_that_is_no_text_gives_one_line_with_its_name(name: str, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"{name}: (neither|holds no text)"):
+        read_texts(path)
+
+
+def test_without_a_packaged_text_a_file_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(texts, "DEMO_HELD_OUT", tmp_path / "none.jsonl.gz")
+    with pytest.raises(UserError, match="no held-out text: give a file"):
+        read_texts(None)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(1, 150), st.integers(1, 12))
+def test_prompts_end_at_different_places_with_room_before_them(lengths: list[int], longest: int, count: int) -> None:
+    if max(lengths) < longest:
+        with pytest.raises(UserError, match=f"has {max(lengths)} tokens, and a context needs {longest}"):
+            prompt_ends(lengths, longest, count)
+        return
+    ends = prompt_ends(lengths, longest, count)
+    able = [document for document, length in enumerate(lengths) if length >= longest]
+    assert 1 <= len(ends) <= count
+    assert len(set(ends)) == len(ends)
+    assert all(longest <= end <= lengths[document] for document, end in ends)
+    assert ends[: len(able)] == [(document, longest) for document in able][:count]
+    places = sum(lengths[document] - longest + 1 for document in able)
+    assert len(ends) == count or places < 12 * count
+
+
+def test_a_beginning_comes_from_the_first_document_that_is_long_enough(held_out: Path, folder: Path) -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    documents = read_texts(held_out)
+    assert beginning(encode, held_out, 500) == encode(documents[1])[:500]
+    assert beginning(encode, held_out, 30) == encode(documents[0])
+    with pytest.raises(UserError, match="1200 tokens, and a context needs 1201"):
+        beginning(encode, held_out, 1201)
+    assert beginning_as_text(folder, held_out, 20) == ("longlonglonglonglong", 20)

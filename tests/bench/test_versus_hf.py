@@ -1,0 +1,57 @@
+"""`wmtp bench versus-hf`: the contenders make the same text of the same folder, and a difference is weighed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bench.folders import write_text
+from wmtp_jax.bench import versus_hf
+from wmtp_jax.bench.options import VersusOptions
+from wmtp_jax.bench.tables import race_table
+from wmtp_jax.errors import UserError
+from wmtp_jax.model import load
+
+torch = pytest.importorskip("torch", reason="the other contender is Hugging Face transformers on torch")
+pytest.importorskip("transformers", reason="the other contender")
+
+PROMPT = [3, 17, 40, 8, 25, 11, 0, 30, 29]
+OPTIONS = VersusOptions(new_tokens=18, gamma=2, window=6, sink=1, repeats=2, threads=1)
+
+
+def race_lines(folder: Path) -> tuple[versus_hf.Race, list[str]]:
+    lines: list[str] = []
+    return versus_hf.versus_hf(folder, load(folder, dtype="float32"), PROMPT, OPTIONS, lines.append), lines
+
+
+def test_transformers_and_both_of_our_loops_give_one_text(folder: Path) -> None:
+    race, lines = race_lines(folder)
+    assert list(race.timings) == ["transformers", "wmtp gamma 0", "wmtp gamma 2"]
+    reference = race.timings["transformers"].tokens
+    assert len(reference) == 18
+    assert len(set(reference)) > 3
+    assert all(timing.tokens == reference for timing in race.timings.values())
+    assert race.divergences == dict.fromkeys(race.timings)
+    assert race.ratios["transformers"] == 1.0
+    assert all(len(timing.seconds) == 2 for timing in race.timings.values())
+    assert lines[-2:] == ["round 1 of 2", "round 2 of 2"]
+    assert [row.count for row in [race_table(race).columns[-1]._cells]] and race_table(race).columns[-1]._cells == ["yes"] * 3
+
+
+def test_a_divergence_is_told_with_the_lead_of_the_best_logit_there(folder: Path) -> None:
+    model = versus_hf._load_hugging_face(folder, 1)
+    reference = versus_hf._generate(model, PROMPT, 6)
+    assert versus_hf._divergence(model, PROMPT, reference, list(reference)) is None
+    other = [*reference[:4], (reference[4] + 1) % 43, reference[5]]
+    found = versus_hf._divergence(model, PROMPT, reference, other)
+    with torch.no_grad():
+        logits = np.sort(model(torch.tensor([PROMPT + reference])).logits[0, len(PROMPT) + 3].numpy())
+    assert found is not None
+    assert found.token == 4
+    assert found.logit_lead == pytest.approx(logits[-1] - logits[-2], abs=1e-5)
+
+
+def test_a_folder_that_transformers_cannot_load_is_a_users_error(tmp_path: Path) -> None:
+    write_text(tmp_path / "config.json", 9)
+    with pytest.raises(UserError, match="transformers cannot load it"):
+        versus_hf._load_hugging_face(tmp_path, 1)
