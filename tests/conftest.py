@@ -15,11 +15,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from hypothesis import HealthCheck, settings
 
-if os.environ.get("WMTP_RUNTIME_TYPES"):
-    from jaxtyping import install_import_hook
-
-    install_import_hook(["wmtp_jax", "pallas_kernels"], "beartype.beartype")
-
 settings.register_profile(
     "dev",
     deadline=None,

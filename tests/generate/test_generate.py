@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 
 import wmtp_jax as wmtp
 from tests.generate.drafters import TextDrafter
-from tests.generate.tiny import VOCAB
+from tests.generate.tiny import VOCAB, write_tiny
+from wmtp_jax.decode.drafter import Plain
 from wmtp_jax.generation.stream import Stream
 
 NEW = 40
@@ -70,8 +72,8 @@ def test_greedy_text_is_the_argmax_of_the_uncached_logits(model: wmtp.Model) -> 
     "options",
     [
         dict(window=16, sink=2, chunk=32, page_size=64),
-        dict(window=0, chunk=8, page_size=16, steps_per_read=3),
-        dict(gamma=8, window=5, sink=0, chunk=256, page_size=256),
+        dict(window=0, chunk=32, page_size=64),
+        dict(gamma=8, window=5, sink=0, chunk=8, page_size=16, steps_per_read=3),
     ],
 )
 def test_text_is_the_same_whatever_the_drafts_chunks_and_pages(
@@ -82,9 +84,9 @@ def test_text_is_the_same_whatever_the_drafts_chunks_and_pages(
     assert out.text == [model.decode(out.tokens[0])]
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gamma", [0, 3, 8])
 def test_no_row_gets_a_token_more_than_it_may(model: wmtp.Model, plain: wmtp.Generation, gamma: int) -> None:
-    drafter = TextDrafter(gamma=gamma, text=(*model.encode(PROMPT), *plain.tokens[0]))
+    drafter = TextDrafter(gamma=gamma, text=(*model.encode(PROMPT), *plain.tokens[0])) if gamma else Plain()
     for count in (1, 2, gamma + 1, gamma + 2, gamma + 3, 17):
         out = wmtp.generate(model, PROMPT, max_new_tokens=count, drafter=drafter, **SMALL)
         assert out.tokens == [plain.tokens[0][:count]]
@@ -92,12 +94,11 @@ def test_no_row_gets_a_token_more_than_it_may(model: wmtp.Model, plain: wmtp.Gen
         assert out.stats.verify_steps == -(-(count - 1) // (gamma + 1))
 
 
-def test_no_new_tokens_are_an_empty_text(model: wmtp.Model, compilations: list[str]) -> None:
+def test_no_new_tokens_are_an_empty_text(model: wmtp.Model) -> None:
     events = list(wmtp.stream(model, [PROMPT, "fox"], max_new_tokens=0))
     assert events == [wmtp.Event(row=row, text="", tokens=[], finished="length") for row in (0, 1)]
     out = wmtp.generate(model, PROMPT, max_new_tokens=0)
     assert (out.tokens, out.text, out.finished, out.stats.new_tokens) == ([[]], [""], ["length"], 0)
-    assert not compilations
 
 
 @pytest.mark.parametrize("offset", [0, 2, 3])
@@ -154,7 +155,7 @@ def test_a_row_that_a_stop_string_ended_does_not_keep_the_others_from_going_on(m
 
 def test_rows_of_a_batch_say_what_each_says_alone(model: wmtp.Model) -> None:
     prompts = ["a", PROMPT, "Der Käse, die Brücke und das Gemüse. Smile 😀🙂"]
-    options = SMALL | dict(gamma=3, temperature=1.0, max_new_tokens=20)
+    options = SMALL | dict(gamma=3, temperature=1.0, top_p=0.95, max_new_tokens=20)
     together = wmtp.generate(model, prompts, seed=11, **options)
     alone = [wmtp.generate(model, prompt, seed=11 + row, **options) for row, prompt in enumerate(prompts)]
     assert together.tokens == [out.tokens[0] for out in alone]
@@ -172,9 +173,9 @@ def test_nothing_is_compiled_after_a_first_call(
     wmtp.generate(model, PROMPT, **options)
     assert compilations
     compilations.clear()
-    for prompt in (PROMPT, "a", [7] * 31):
+    for prompt in (PROMPT, "a", [7] * 17):
         wmtp.generate(model, prompt, **options)
-    wmtp.generate(model, PROMPT, **options | dict(max_new_tokens=NEW - 7))
+    wmtp.generate(model, PROMPT, **options | dict(max_new_tokens=NEW - 3))
     wmtp.generate(model, PROMPT, temperature=0.5, top_p=0.8, seed=3, **options)
     cut = wmtp.generate(model, PROMPT, stop=plain.text[0][-5:-2], **options)
     assert cut.finished == ["stop string"]
@@ -228,19 +229,19 @@ def test_figures_add_up(model: wmtp.Model, plain: wmtp.Generation) -> None:
 
 def test_a_window_bounds_the_draft_cache_and_native_does_not(model: wmtp.Model) -> None:
     def draft_bytes(**options: Any) -> int:
-        running = wmtp.stream(model, [7] * 300, max_new_tokens=1, **SMALL | options)
+        running = wmtp.stream(model, [7] * 20, max_new_tokens=1, **SMALL | options)
         next(running)
         return running.generation().stats.draft_cache_bytes
 
     entry = 2 * 2 * 16 * 4
     assert draft_bytes(gamma=3) == (2 + 16 + 4) * entry
-    assert draft_bytes(gamma=3, window=0, sink=0) == 320 * entry
+    assert draft_bytes(gamma=3, window=0, sink=0) == 64 * entry
 
 
 def test_progress_counts_the_prompt_to_its_end(model: wmtp.Model) -> None:
     seen: list[tuple[int, int]] = []
-    wmtp.generate(model, [7] * 75, max_new_tokens=1, on_progress=lambda *step: seen.append(step), **PLAIN)
-    assert seen == [(32, 75), (64, 75), (75, 75)]
+    wmtp.generate(model, [7] * 45, max_new_tokens=1, on_progress=lambda *step: seen.append(step), **PLAIN)
+    assert seen == [(32, 45), (45, 45)]
 
 
 def test_text_goes_on_from_a_prompt_that_ends_within_a_character(model: wmtp.Model) -> None:
@@ -256,12 +257,16 @@ def test_without_a_tokenizer_there_are_tokens_and_no_text(model: wmtp.Model, pla
     assert (out.tokens, out.text) == (plain.tokens, [""])
 
 
-@pytest.mark.parametrize("penalty", [dict(repetition_penalty=1.5), dict(presence_penalty=2.0, frequency_penalty=0.5)])
-def test_penalties_change_the_text_the_same_way_with_and_without_drafts(
-    model: wmtp.Model, penalty: dict[str, float]
-) -> None:
-    prompt = [5, 6, 7, 8] * 4
-    out = [wmtp.generate(model, prompt, max_new_tokens=20, **penalty, **SMALL, gamma=gamma).tokens for gamma in (0, 3)]
-    assert out[0] == out[1]
-    assert out[0] != wmtp.generate(model, prompt, max_new_tokens=20, **PLAIN).tokens
-    assert all(0 <= token < VOCAB for token in out[0][0])
+@pytest.mark.slow
+def test_a_prompt_of_100_000_tokens_costs_a_constant_draft_cache(tmp_path: Path) -> None:
+    length, new = 100_000, 24
+    model = wmtp.load(write_tiny(tmp_path / "long", max_positions=2**17), dtype="float32")
+    prompt = np.random.default_rng(0).integers(3, VOCAB, length)
+    seen: list[int] = []
+    options = dict(max_new_tokens=new, ignore_eos=True, chunk=2048, page_size=1024)
+    out = wmtp.generate(model, prompt, window=512, sink=4, on_progress=lambda done, total: seen.append(done), **options)
+    assert len(out.tokens[0]) == new
+    assert seen[-1] == length
+    assert len(seen) == -(-length // 2048)
+    assert out.stats.draft_cache_bytes == (4 + 512 + 4) * 2 * 2 * 16 * 4
+    assert length <= out.stats.target_cache_bytes / (2 * 2 * 16 * 4) <= 1.25 * (length + new + 1024)

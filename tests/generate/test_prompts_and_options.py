@@ -83,7 +83,7 @@ def test_a_bad_option_is_named(model: wmtp.Model, options: dict[str, Any], messa
 def test_every_way_to_give_the_same_prompts_is_understood(model: wmtp.Model) -> None:
     ids = model.encode("fox")
     assert len(ids) > 1
-    for one in ("fox", ids, tuple(ids), np.array(ids), ["fox"], [ids], np.array([ids], np.uint8), [np.array(ids)]):
+    for one in ("fox", ids, tuple(ids), np.array(ids), ["fox"], [ids], np.array([ids], np.uint16), [np.array(ids)]):
         assert encode_prompts(model, one, new_positions=0) == [ids]
     assert encode_prompts(model, ["fox", ids[:1]], new_positions=0) == [ids, ids[:1]]
     assert encode_prompts(model, "\x00\x1b[2J", new_positions=0)
@@ -97,10 +97,23 @@ def test_the_longest_prompt_that_fits_is_taken(model: wmtp.Model) -> None:
 
 
 def test_seeds_count_up_from_one_or_are_given_one_a_row() -> None:
-    rows = wmtp.GenerateOptions(seed=2**32 - 1, temperature=0.7).row_sampling(3)
+    rows = wmtp.GenerateOptions(seed=2**32 - 1).row_sampling(3)
     assert [row.seed for row in rows] == [2**32 - 1, 0, 1]
-    assert {row.temperature for row in rows} == {0.7}
     assert [row.seed for row in wmtp.GenerateOptions(seed=[7, 7]).row_sampling(2)] == [7, 7]
+
+
+def test_every_sampling_option_reaches_every_row() -> None:
+    sampling = dict(
+        temperature=0.7,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=-0.2,
+        frequency_penalty=0.3,
+    )
+    rows = wmtp.GenerateOptions(**sampling).row_sampling(2)
+    assert [dataclasses.asdict(row) for row in rows] == [sampling | dict(seed=seed) for seed in (0, 1)]
 
 
 def test_drafting_without_a_head_says_how_to_do_without(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A row's text and tokens do not depend on how many tokens come at once, and end where they should."""
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -56,8 +57,6 @@ def test_a_limit_ends_the_tokens_exactly(model: wmtp.Model, ids: list[int], cuts
 
 @pytest.mark.parametrize("eos", [EOS, 268])
 def test_an_end_of_text_token_is_among_the_tokens_and_not_in_the_text(model: wmtp.Model, eos: int) -> None:
-    import dataclasses
-
     ending = dataclasses.replace(model, config=dataclasses.replace(model.config, eos_ids=(eos,)))
     row = Row(0, [], ending, wmtp.GenerateOptions())
     event = row.take([70, 71, eos, 72, 73])

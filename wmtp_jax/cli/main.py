@@ -11,7 +11,6 @@ import platform
 import sys
 import traceback
 from importlib import import_module, metadata
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -58,8 +57,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(_global_options)
     for name in COMMAND_MODULES:
-        if find_spec(f"wmtp_jax.cli.{name}") is not None:
-            import_module(f"wmtp_jax.cli.{name}").register(app)
+        import_module(f"wmtp_jax.cli.{name}").register(app)
     return app
 
 

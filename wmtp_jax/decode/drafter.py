@@ -1,7 +1,7 @@
 """Who proposes the tokens that the target verifies. A drafter can change the speed, never the text."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.mtp import MTP
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Static (hashable) description of a way to draft; its arrays live in ``DecodeState.draft``."""
 

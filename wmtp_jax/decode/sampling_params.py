@@ -41,6 +41,6 @@ class SamplingParams:
         return (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
 
 
-def _require(fine: bool, name: str, value: float, allowed: str) -> None:
+def _require(fine: bool, name: str, value: float | int, allowed: str) -> None:
     if not fine:
         raise UserError(f"{name}={value}: must be {allowed}")

@@ -165,7 +165,8 @@ class Stream(Iterator[Event]):
         return all(row.finished for row in self._rows)
 
     def _stop_ids(self) -> jax.Array:
-        eos = () if self._options.ignore_eos else self._model.eos_ids
+        # No token has a negative id: ignored ends keep their shape, so that both ways share one program.
+        eos = [-1 if self._options.ignore_eos else token for token in self._model.eos_ids]
         return jax.device_put(np.tile(np.array(eos, np.int32), (len(self._rows), 1)))
 
 
