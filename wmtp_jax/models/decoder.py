@@ -134,12 +134,17 @@ def abstract(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Decoder:
 
 
 def unroll(model: Decoder) -> Decoder:
-    """The same model with a list of periods in place of stacked parameters.
+    """The same model with a list of periods in place of stacked parameters, which it consumes one by one.
 
     A scan copies each period's parameters out of the stack before it uses them. Where reading parameters is the whole
     cost (few tokens, a CPU), that triples it; the price of the list is a compile time that grows with depth.
     """
-    periods = [jax.tree.map(lambda x, i=index: x[i], model.blocks) for index in range(model.config.num_periods)]
+    leaves, tree = jax.tree.flatten(model.blocks)
+    slices = []
+    for leaf in leaves:
+        slices.append(list(leaf))
+        leaf.delete()
     flat = jax.tree.map(lambda x: x, model)
-    flat.blocks, flat.unrolled = nnx.List(periods), True
+    flat.blocks = nnx.List([jax.tree.unflatten(tree, period) for period in zip(*slices, strict=True)])
+    flat.unrolled = True
     return flat
