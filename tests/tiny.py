@@ -7,7 +7,6 @@ tokens, for the reason a trained head does.
 
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,8 +74,8 @@ def tiny_model(name: str, seed: int, *, unrolled: bool = False) -> Decoder:
     drawn = {key: _draw(key, leaf.shape, CONFIGS[name], rng) for key, leaf in named_parameters(template).items()}
     if template.mtp is not None:
         _shortcut(drawn, rng)
-    model = with_parameters(template, {key: np.float32(value) for key, value in drawn.items()})
-    return jax.tree.map(jnp.asarray, unroll(model) if unrolled else model)
+    model = with_parameters(template, {key: jnp.asarray(value, jnp.float32) for key, value in drawn.items()})
+    return unroll(model) if unrolled else model
 
 
 @cache

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
 
 from wmtp_jax.config import ModelConfig, read_config
@@ -163,6 +162,9 @@ def _by_part(
 def _load_part(
     path: Path, stored: dict[str, StoredParameter], pieces: list[tuple[str, Piece]]
 ) -> dict[str, np.ndarray]:
+    # Imported here, since Orbax takes as long to import as JAX and a Hugging Face folder does without it.
+    import orbax.checkpoint.experimental.v1 as ocp
+
     wanted = {
         piece_key(name, piece): np.empty(stored[name].piece_shape(piece), stored[name].dtype) for name, piece in pieces
     }

@@ -76,7 +76,8 @@ def test_a_difference_is_that_of_the_lengths_and_of_equal_drafters_exactly_zero(
     others = [rng.integers(0, GAMMA + 1, len(steps) + 2).tolist() for steps in prompts]
     a, b = histograms(prompts), histograms(others)
     found = estimate(np.stack([a, b], axis=1), length_difference)
-    assert found.value == pytest.approx(np.mean(list(itertools.chain(*others))) - np.mean(list(itertools.chain(*prompts))))
+    means = [np.mean(list(itertools.chain(*steps))) for steps in (prompts, others)]
+    assert found.value == pytest.approx(means[1] - means[0])
     assert estimate(np.stack([a, a], axis=1), length_difference) == (0.0, 0.0)
 
 
@@ -87,8 +88,8 @@ def test_steps_count_whole_though_the_row_ends_within_one(accepted: list[int], n
         runs.append(min(step + 1, limit - sum(runs)))
         if sum(runs) == limit:
             break
-    begun = [step for step, before in zip(accepted, itertools.accumulate([1, *accepted], lambda a, b: a + b + 1), strict=False)
-             if before < new_tokens]
+    before = itertools.accumulate([1, *accepted], lambda tokens, step: tokens + step + 1)
+    begun = [step for step, tokens in zip(accepted, before, strict=False) if tokens < new_tokens]
     assert accepted_by_step(runs, new_tokens) == begun
 
 

@@ -12,8 +12,7 @@ from wmtp_jax.bench.prompts import hugging_face_folder
 from wmtp_jax.cli.main import run
 from wmtp_jax.errors import UserError
 
-ACCEPT = ["--gamma", "2", "--windows", "native,6", "--sink", "2", "--contexts", "12", "--new-tokens", "9"]
-ACCEPT += ["--prompts", "2", "--rows", "2"]
+ACCEPT = "--windows native,5 --sink 2 --contexts 12 --new-tokens 9 --prompts 2 --rows 2 --temperature 0.9"
 
 
 @pytest.fixture
@@ -26,14 +25,14 @@ def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_accept_prints_one_json_object(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "accept", "--model", str(folder), "--text", text, *ACCEPT, "--json"]) == 0
+    assert run(["bench", "accept", "--model", str(folder), "--text", text, *ACCEPT.split(), "--json"]) == 0
     out = printed_json(capsys)
     assert out["trained_context"] == 32768
     (context,) = out["contexts"]
     assert (context["context"], context["prompts"], context["same_text"]) == (12, 2, True)
     native, windowed = context["drafters"]
-    assert (native["window"], windowed["window"]) == (0, 6)
-    assert len(native["acceptance"]) == 2
+    assert (native["window"], windowed["window"]) == (0, 5)
+    assert len(native["acceptance"]) == 3
     assert set(windowed["length_minus_native"]) == {"value", "error"}
     assert native["acceptance_length"]["value"] == pytest.approx(
         sum(n * count for n, count in enumerate(native["histogram"])) / sum(native["histogram"]) + 1
@@ -43,11 +42,11 @@ def test_accept_prints_one_json_object(folder: Path, text: str, capsys: pytest.C
 def test_accept_prints_a_table_with_a_line_a_drafter(
     folder: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*ACCEPT, "--trained-context", "11"]
+    arguments = [*ACCEPT.split(), "--trained-context", "11"]
     assert run(["bench", "accept", "--model", str(folder), "--text", text, *arguments]) == 0
     out, err = capsys.readouterr()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
-    assert [row[:2] for row in rows] == [["12*", "native"], ["", "6"]]
+    assert [row[:2] for row in rows] == [["12*", "native"], ["", "5"]]
     assert [row[-1] for row in rows] == ["yes", "yes"]
     assert "* beyond the 11 tokens" in out
     assert err.splitlines()[0] == "context 12: plain decoding of 2 prompts"
@@ -56,8 +55,8 @@ def test_accept_prints_a_table_with_a_line_a_drafter(
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="transformers comes with the tests on Python 3.11 alone")
 def test_versus_hf_prints_one_json_object(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    arguments = ["--prompt-file", text, "--prompt-tokens", "14", "--new-tokens", "8", "--repeats", "1", "--threads", "1"]
-    assert run(["bench", "versus-hf", "--model", str(folder), *arguments, "--window", "0", "--json"]) == 0
+    flags = "--prompt-tokens 14 --new-tokens 8 --window 5 --sink 2 --repeats 1 --threads 1 --json"
+    assert run(["bench", "versus-hf", "--model", str(folder), "--prompt-file", text, *flags.split()]) == 0
     out = printed_json(capsys)
     assert (out["prompt_tokens"], out["new_tokens"], out["threads"]) == (14, 8, 1)
     assert list(out["contenders"]) == ["transformers", "wmtp gamma 0", "wmtp gamma 3"]
@@ -109,9 +108,7 @@ def test_a_bad_flag_gets_one_line_that_names_it(
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="transformers comes with the tests on Python 3.11 alone")
-def test_more_threads_than_processors_are_refused(
-    folder: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_threads_than_processors_are_refused(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "versus-hf", "--model", str(folder), "--prompt-file", text, "--threads", "9999"]) == 2
     assert "--threads 9999: this process may use only" in capsys.readouterr().err
 

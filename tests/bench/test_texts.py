@@ -19,7 +19,7 @@ LENGTHS = {"short": 30, "long": 900, "middle": 400, "longer": 1200}
 @pytest.fixture
 def held_out(tmp_path: Path) -> Path:
     lines = [
-        json.dumps({"source": "s", "title": title, "text": (f"{title} é\u2028— " * length)[:length]}, ensure_ascii=False)
+        json.dumps(dict(source="s", title=title, text=(f"{title} é\u2028— " * length)[:length]), ensure_ascii=False)
         for title, length in LENGTHS.items()
     ]
     path = tmp_path / "held_out.jsonl"
@@ -30,10 +30,10 @@ def held_out(tmp_path: Path) -> Path:
 def test_the_excerpt_is_the_longest_documents_whole(held_out: Path, tmp_path: Path) -> None:
     out = tmp_path / "held_out.jsonl.gz"
     assert excerpt(held_out, out, documents=3) == ["longer", "long", "middle"]
-    rows = [json.loads(line) for line in held_out.read_bytes().decode().split("\n") if line]
-    by_title = {row["title"]: row["text"] for row in rows}
-    assert read_texts(out) == [by_title["longer"], by_title["long"], by_title["middle"]]
-    assert [json.loads(line)["source"] for line in gzip.decompress(out.read_bytes()).decode().split("\n") if line] == ["s"] * 3
+    rows = {row["title"]: row for row in map(json.loads, held_out.read_text().strip().split("\n"))}
+    packed = [json.loads(line) for line in gzip.decompress(out.read_bytes()).decode().strip().split("\n")]
+    assert packed == [rows["longer"], rows["long"], rows["middle"]]
+    assert read_texts(out) == [row["text"] for row in packed]
 
 
 def test_the_excerpt_has_the_same_bytes_every_time_and_keeps_to_its_limit(held_out: Path, tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_a_beginning_comes_from_the_first_document_that_is_long_enough(held_out:
     assert beginning(encode, held_out, 30) == encode(documents[0])
     with pytest.raises(UserError, match="1200 tokens, and a context needs 1201"):
         beginning(encode, held_out, 1201)
-    assert beginning_as_text(folder, held_out, 20) == ("longlonglonglonglong", 20)
+    assert beginning_as_text(folder, held_out, 20) == ("short  short  short ", 20)

@@ -49,7 +49,7 @@ class Shape:
     @property
     def capacities(self) -> list[int]:
         """Positions of each row, drafts past the end included."""
-        return [round_capacity(self.capacity - 7 * row, self.page) for row in range(self.rows)]
+        return [round_capacity(self.capacity - 17 * row, self.page) for row in range(self.rows)]
 
     @property
     def windowed(self) -> MTPDrafter:
@@ -180,7 +180,7 @@ def batches(draw: st.DrawFn, shape: Shape, *, stops: bool = False) -> Batch:
     requests = []
     for capacity in shape.capacities:
         room = capacity - shape.gamma - 1
-        longest = min(room - 1, 45)
+        longest = min(room - 1, 50)
         near = [n + d for n in (shape.chunk, 2 * shape.chunk, shape.gamma + 1) for d in (-1, 0, 1)]
         size = draw(st.sampled_from([n for n in near if 1 <= n <= longest]) | st.integers(1, longest))
         prompt = draw(st.lists(st.integers(0, shape.vocab - 1), min_size=size, max_size=size))

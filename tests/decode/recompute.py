@@ -67,3 +67,14 @@ def _is_a_tie(model: Decoder, batch: Batch, row: int, text: list[int]) -> bool:
         shaken.embedding = type(model.embedding)(jnp.asarray(model.embedding[...] * noise, jnp.float32))
         choices.add(int(next_tokens(shaken, batch, texts)[row]))
     return len(choices) > 1
+
+
+def _history(batch: Batch, texts: list[list[int]]) -> History | None:
+    if not batch.shape.penalized:
+        return None
+    in_prompt = np.zeros((len(texts), batch.shape.vocab), bool)
+    emitted = np.zeros(in_prompt.shape, np.int32)
+    for row, (prompt, text) in enumerate(zip(batch.prompts, texts, strict=True)):
+        in_prompt[row, prompt] = True
+        np.add.at(emitted[row], text, 1)
+    return History(jnp.asarray(in_prompt), jnp.asarray(emitted))

@@ -169,9 +169,10 @@ def test_nothing_is_compiled_after_a_first_call(
     model: wmtp.Model, plain: wmtp.Generation, compilations: list[str]
 ) -> None:
     options = SMALL | dict(gamma=3, max_new_tokens=NEW)
+    jax.jit(lambda x: x + 1)(7)
+    assert compilations
     wmtp.generate(model, PROMPT, temperature=0.9, top_p=0.9, **options)
     wmtp.generate(model, PROMPT, **options)
-    assert compilations
     compilations.clear()
     for prompt in (PROMPT, "a", [7] * 17):
         wmtp.generate(model, prompt, **options)
@@ -260,7 +261,7 @@ def test_without_a_tokenizer_there_are_tokens_and_no_text(model: wmtp.Model, pla
 @pytest.mark.slow
 def test_a_prompt_of_100_000_tokens_costs_a_constant_draft_cache(tmp_path: Path) -> None:
     length, new = 100_000, 24
-    model = wmtp.load(write_tiny(tmp_path / "long", max_positions=2**17), dtype="float32")
+    model = wmtp.load(write_tiny(tmp_path / "long", max_positions=2**17, heads=1), dtype="float32")
     prompt = np.random.default_rng(0).integers(3, VOCAB, length)
     seen: list[int] = []
     options = dict(max_new_tokens=new, ignore_eos=True, chunk=2048, page_size=1024)
@@ -268,5 +269,5 @@ def test_a_prompt_of_100_000_tokens_costs_a_constant_draft_cache(tmp_path: Path)
     assert len(out.tokens[0]) == new
     assert seen[-1] == length
     assert len(seen) == -(-length // 2048)
-    assert out.stats.draft_cache_bytes == (4 + 512 + 4) * 2 * 2 * 16 * 4
-    assert length <= out.stats.target_cache_bytes / (2 * 2 * 16 * 4) <= 1.25 * (length + new + 1024)
+    assert out.stats.draft_cache_bytes == (4 + 512 + 4) * 2 * 16 * 4
+    assert length <= out.stats.target_cache_bytes / (2 * 16 * 4) <= 1.25 * (length + new + 1024)

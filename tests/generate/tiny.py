@@ -22,13 +22,15 @@ MAX_POSITIONS = 512
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def write_tiny(folder: Path, *, mtp: bool = True, max_positions: int = MAX_POSITIONS) -> Path:
+def write_tiny(folder: Path, *, mtp: bool = True, max_positions: int = MAX_POSITIONS, heads: int = 4) -> Path:
     """One delta layer and one attention layer; norms and biases away from neutral."""
     config = config_of(
         "dense",
         vocab_size=VOCAB,
         max_position_embeddings=max_positions,
         num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
         full_attention_interval=2,
         eos_token_id=EOS,
         mtp_num_hidden_layers=1 if mtp else None,

@@ -177,7 +177,8 @@ def _drafter_result(run: _Run, plain: _Run, native: _Run | None, options: Accept
         sink=options.sink if window else 0,
         histogram=run.histograms.sum(axis=0).tolist(),
         acceptance=[
-            estimate(run.histograms, lambda counts, j=j: acceptance_by_position(counts)[j]) for j in range(options.gamma)
+            estimate(run.histograms, lambda counts, j=j: acceptance_by_position(counts)[j])
+            for j in range(options.gamma)
         ],
         acceptance_length=estimate(run.histograms, acceptance_length),
         length_minus_native=difference,

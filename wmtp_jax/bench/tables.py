@@ -14,7 +14,7 @@ from wmtp_jax.bench.start import Footprint, StartResult
 from wmtp_jax.bench.timing import Spread
 from wmtp_jax.bench.versus_hf import Race
 
-_WIDTH = 120
+_WIDTH = 160
 
 
 def show(table: Table) -> None:

@@ -19,8 +19,9 @@ def excerpt(held_out: Path, out: Path, *, documents: int = 6, limit_bytes: int =
     Each line has ``source``, ``title`` and ``text``. As many as ``documents`` are kept, fewer where they would exceed
     ``limit_bytes`` packed; the bytes depend on nothing but the input.
     """
-    lines = sorted(held_out.read_text(encoding="utf-8").splitlines(), key=lambda line: -len(json.loads(line)["text"]))
-    kept = lines[:documents]
+    # Not `splitlines`, which would also split at separators within a text.
+    lines = [line for line in held_out.read_bytes().decode("utf-8").split("\n") if line]
+    kept = sorted(lines, key=lambda line: -len(json.loads(line)["text"]))[:documents]
     while kept and len(_packed(kept)) > limit_bytes:
         kept.pop()
     if not kept:

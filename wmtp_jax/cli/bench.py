@@ -8,8 +8,9 @@ import typer
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
 
+_PACKAGED = "the packaged held-out text"
 _Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
-_Text = Annotated[Path | None, typer.Option(help="UTF-8 text or JSON lines.", show_default="the packaged held-out text")]
+_Text = Annotated[Path | None, typer.Option(help="UTF-8 text or JSON lines.", show_default=_PACKAGED)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Gamma = Annotated[int, typer.Option(help="Drafted tokens a step.")]
 _Window = Annotated[int, typer.Option(help="Tokens the draft head sees; 0 is all.")]
@@ -70,9 +71,7 @@ def accept_command(
 
 def versus_hf_command(
     model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = "demo",
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="UTF-8 text to continue.", show_default="the packaged held-out text")
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 text to continue.", show_default=_PACKAGED)] = None,
     prompt_tokens: Annotated[int, typer.Option(help="How much of it.")] = 512,
     new_tokens: _NewTokens = settings.VersusOptions.new_tokens,
     gamma: _Gamma = settings.VersusOptions.gamma,

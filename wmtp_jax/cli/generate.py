@@ -86,13 +86,12 @@ def generate_command(
 
 
 def _prompt_text(prompt: str | None, prompt_file: str | None) -> str:
-    if (prompt is None) == (prompt_file is None):
-        raise UserError(
-            "give a prompt or --prompt-file" if prompt is None else "give a prompt or --prompt-file, not both"
-        )
-    if prompt_file is None:
-        assert prompt is not None
+    if prompt is not None and prompt_file is not None:
+        raise UserError("give a prompt or --prompt-file, not both")
+    if prompt is not None:
         return _not_empty(prompt, "the prompt")
+    if prompt_file is None:
+        raise UserError("give a prompt, or --prompt-file")
     source = "standard input" if prompt_file == "-" else prompt_file
     data = sys.stdin.buffer.read() if prompt_file == "-" else Path(prompt_file).read_bytes()
     try:

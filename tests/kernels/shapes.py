@@ -1,0 +1,75 @@
+"""One table of shapes for every implementation of every op: odd lengths, group sizes 1 to 16, edges of the window."""
+
+from typing import NamedTuple
+
+
+class Attention(NamedTuple):
+    """A paged case: rows with these committed lengths run ``tokens`` queries each."""
+
+    lengths: tuple[int, ...]
+    tokens: int
+    kv_heads: int
+    groups: int
+    head_dim: int
+    page: int
+
+
+PAGED = {
+    "one token, first of all": Attention((0,), 1, 1, 1, 16, 4),
+    "empty row beside a long one": Attention((0, 61), 3, 2, 2, 24, 8),
+    "batch mix, pages half full": Attention((5, 17, 40), 4, 2, 3, 64, 16),
+    "exactly full pages": Attention((16, 32), 9, 1, 4, 20, 16),
+    "one position a page": Attention((3, 7), 2, 2, 1, 18, 1),
+    "sixteen queries a key head": Attention((33,), 5, 1, 16, 128, 32),
+    "wide heads": Attention((9,), 7, 3, 1, 256, 8),
+    "prefill chunk": Attention((19, 0), 37, 2, 2, 32, 8),
+}
+
+
+class Window(NamedTuple):
+    """A ring case: committed lengths, then ``drafted`` recurrent entries, seen through window and sink."""
+
+    lengths: tuple[int, ...]
+    drafted: int
+    window: int
+    sink: int
+    spare: int
+    kv_heads: int
+    groups: int
+    head_dim: int
+
+
+WINDOWS = {
+    "shorter than the window": Window((3, 6), 2, 16, 4, 5, 2, 2, 24),
+    "one below the edge": Window((11,), 1, 8, 4, 3, 1, 4, 16),
+    "on the edge": Window((12,), 1, 8, 4, 3, 1, 4, 16),
+    "one past the edge": Window((13,), 1, 8, 4, 3, 1, 4, 16),
+    "wrapped many times": Window((200, 57, 131), 4, 13, 3, 5, 2, 3, 64),
+    "no sink": Window((90, 4), 3, 7, 0, 4, 2, 1, 18),
+    "window of one": Window((40, 2), 1, 1, 2, 2, 1, 2, 128),
+    "sink only just filled": Window((5, 6), 0, 3, 5, 2, 1, 1, 16),
+    "wide heads, long ring": Window((700,), 2, 300, 64, 4, 1, 16, 256),
+    "native": Window((31, 9), 3, 40, 0, 0, 2, 2, 20),
+    "native, several blocks": Window((2100, 1500), 2, 2500, 0, 0, 1, 2, 16),
+}
+
+
+class Delta(NamedTuple):
+    """A gated-delta-rule case."""
+
+    rows: int
+    tokens: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+DELTAS = {
+    "one token": Delta(2, 1, 3, 8, 12),
+    "verified run": Delta(1, 5, 2, 16, 10),
+    "longest verified run": Delta(2, 9, 4, 24, 24),
+    "one short of a chunk": Delta(1, 63, 1, 8, 20),
+    "one chunk": Delta(2, 64, 2, 12, 8),
+    "one past a chunk": Delta(1, 65, 3, 8, 8),
+    "several chunks": Delta(1, 150, 2, 128, 64),
+}
