@@ -33,7 +33,9 @@ def export_qwen3_5(config: ModelConfig, model: Decoder, folder: Path, *, metadat
         value = _stored(np.asarray(_parameter(parameters, config, entry.parameter), np.float32), entry.layout)
         keep = entry.parameter.endswith(("A_log", "dt_bias"))
         tensors[entry.sources[0]] = np.ascontiguousarray(value if keep else value.astype(ml_dtypes.bfloat16))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+    weights = folder / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt", **metadata})
+    weights.chmod(0o644)
     (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
     generation = {"eos_token_id": list(config.eos_ids), "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")

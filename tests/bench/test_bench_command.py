@@ -59,7 +59,7 @@ def test_versus_hf_prints_one_json_object(folder: Path, text: str, capsys: pytes
     assert run(["bench", "versus-hf", "--model", str(folder), "--prompt-file", text, *flags.split()]) == 0
     out = printed_json(capsys)
     assert (out["prompt_tokens"], out["new_tokens"], out["threads"]) == (14, 8, 1)
-    assert list(out["contenders"]) == ["transformers", "wmtp gamma 0", "wmtp gamma 3"]
+    assert list(out["contenders"]) == ["transformers, 1 thread", "wmtp gamma 0", "wmtp gamma 3"]
     for contender in out["contenders"].values():
         assert contender["same_text"] is True
         assert len(contender["rounds"]["seconds"]) == 1
