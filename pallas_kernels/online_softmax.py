@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -31,13 +32,17 @@ def add(
     visible: Bool[Array, "B Q P"],
 ) -> Partial:
     """Takes in one block of keys and values."""
-    scores = jnp.einsum("bkqd,bkpd->bkqp", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    # Accelerators round float32 products to fewer bits unless told otherwise.
+    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    scores = jnp.einsum("bkqd,bkpd->bkqp", q, k, preferred_element_type=jnp.float32, precision=exact)
+    scores = scores * q.shape[-1] ** -0.5
     scores = jnp.where(visible[:, None], scores, MASKED)
     maximum = jnp.maximum(partial.maximum, scores.max(axis=-1))
     weights = jnp.where(visible[:, None], jnp.exp(scores - maximum[..., None]), 0.0)
     old = jnp.exp(partial.maximum - maximum)
     total = partial.total * old + weights.sum(axis=-1)
-    added = jnp.einsum("bkqp,bkpd->bkqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    weights = weights.astype(v.dtype)
+    added = jnp.einsum("bkqp,bkpd->bkqd", weights, v, preferred_element_type=jnp.float32, precision=exact)
     return Partial(maximum, total, partial.weighted * old[..., None] + added)
 
 

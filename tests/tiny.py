@@ -24,9 +24,7 @@ CONFIGS = {
         hidden_size=24,
         pattern=("delta", "dense", "attention", "dense"),
         num_periods=2,
-        attention=AttentionConfig(
-            num_heads=4, num_kv_heads=2, head_dim=10, rope=_ROPE, output_gate=True, qk_norm=True
-        ),
+        attention=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=10, rope=_ROPE, output_gate=True, qk_norm=True),
         delta=DeltaConfig(num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=9),
         dense=DenseConfig(ffn_size=37),
         zero_centered_norm=True,
@@ -38,9 +36,7 @@ CONFIGS = {
         hidden_size=20,
         pattern=("delta", "moe", "attention", "moe"),
         num_periods=1,
-        attention=AttentionConfig(
-            num_heads=3, num_kv_heads=1, head_dim=14, rope=_ROPE, output_gate=True, qk_norm=True
-        ),
+        attention=AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=14, rope=_ROPE, output_gate=True, qk_norm=True),
         delta=DeltaConfig(num_key_heads=1, num_value_heads=3, key_dim=7, value_dim=5, conv_kernel=3),
         moe=MoEConfig(num_experts=5, top_k=2, ffn_size=11, shared_ffn_size=13),
         zero_centered_norm=True,
@@ -64,6 +60,16 @@ CONFIGS = {
         delta=DeltaConfig(num_key_heads=2, num_value_heads=2, key_dim=8, value_dim=8, conv_kernel=5),
         dense=DenseConfig(ffn_size=29),
         mtp_pattern=("attention", "dense"),
+    ),
+    # So few tokens that the distribution of short texts can be counted.
+    "counted": ModelConfig(
+        vocab_size=6,
+        hidden_size=10,
+        pattern=("attention", "dense"),
+        num_periods=1,
+        attention=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8, rope=_ROPE),
+        dense=DenseConfig(ffn_size=14),
+        mtp_pattern=("attention",),
     ),
 }
 

@@ -142,13 +142,9 @@ class ModelConfig:
         for kind in set(self.pattern + self.mtp_pattern):
             if kind != "attention" and getattr(self, kind, None) is None:
                 raise ConfigError(f"pattern has a {kind!r} block but the config has no {kind!r} section")
-        if self.mtp_pattern and (self.mtp_pattern[0] != "attention" or not self.mtp_is_one_attention_layer):
+        # Draft keys must not depend on draft attention: prefill then skips the entries that no draft will read.
+        if self.mtp_pattern and (self.mtp_pattern[0] != "attention" or set(self.mtp_pattern[1:]) - {"dense", "moe"}):
             raise ConfigError(f"mtp_pattern={self.mtp_pattern} must be one attention block, then feed-forward blocks")
-
-    @property
-    def mtp_is_one_attention_layer(self) -> bool:
-        """Whether draft keys depend on no draft attention, so prompt prefill may skip unread entries."""
-        return all(kind in ("dense", "moe") for kind in self.mtp_pattern[1:])
 
     @property
     def has_mtp(self) -> bool:

@@ -10,6 +10,7 @@ weighted sum over the stored (k, u) pairs: rejected tokens are simply left out (
 
 from typing import NamedTuple
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import choose
@@ -42,9 +43,11 @@ def gated_delta_rule(
     A token with ``log_decay = beta = 0`` leaves the state untouched, which is how padded tokens are skipped.
     Returns the outputs, the state after all T tokens, and the ``Replay`` for ``commit``.
     """
-    out, final, corrected = choose("gated_delta_rule", _IMPLEMENTATIONS, implementation)(
-        q, k, v, log_decay, beta, state
-    )
+    # Accelerators round float32 products to fewer bits unless told otherwise, and the state would carry that on.
+    with jax.default_matmul_precision("highest"):
+        out, final, corrected = choose("gated_delta_rule", _IMPLEMENTATIONS, implementation)(
+            q, k, v, log_decay, beta, state
+        )
     return out, final, Replay(k, corrected, log_decay)
 
 
@@ -52,7 +55,8 @@ def commit(
     state: Float[Array, "*B H dk dv"], replay: Replay, accepted: Int[Array, " *B"]
 ) -> Float[Array, "*B H dk dv"]:
     """The state after the first ``accepted`` tokens of a replayed run; leading axes are free (layers, rows)."""
-    return xla.commit(state, *replay, accepted)
+    with jax.default_matmul_precision("highest"):
+        return xla.commit(state, *replay, accepted)
 
 
 __all__ = ["Replay", "commit", "gated_delta_rule"]

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 CHUNK = 64
 
 
-def gated_delta_rule(q, k, v, log_decay, beta, state, chunk: int = CHUNK):
+def gated_delta_rule(q, k, v, log_decay, beta, state):
     tokens = q.shape[1]
     inputs = tuple(x.swapaxes(1, 2) for x in (q, k, v, log_decay, beta))
-    if tokens <= chunk:
+    if tokens <= CHUNK:
         out, state, u = _chunk(state, inputs)
         return out.swapaxes(1, 2), state, u.swapaxes(1, 2)
 
-    split = tuple(_split(x, chunk) for x in inputs)
+    split = tuple(_split(x, CHUNK) for x in inputs)
 
     def body(s, xs):
         out, s, u = _chunk(s, xs)

@@ -14,4 +14,4 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
     last = lengths[:, None] + jnp.arange(tokens)
     visible = jnp.arange(k.shape[2]) <= last[:, None, :, None]
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhtp,bhpd->bthd", weights, jnp.where(jnp.isnan(v), 0.0, v)).astype(q.dtype)
+    return jnp.einsum("bhtp,bhpd->bthd", weights, v).astype(q.dtype)

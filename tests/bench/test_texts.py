@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wmtp_jax.bench import texts
+from wmtp_jax.bench.options import AcceptOptions
 from wmtp_jax.bench.prompts import beginning, beginning_as_text
 from wmtp_jax.bench.texts import excerpt, prompt_ends, read_texts
 from wmtp_jax.errors import UserError
+from wmtp_jax.text.tokenizer import encode, load_tokenizer
 
 LENGTHS = {"short": 30, "long": 900, "middle": 400, "longer": 1200}
 
@@ -107,3 +109,13 @@ def test_a_beginning_comes_from_the_first_document_that_is_long_enough(held_out:
     with pytest.raises(UserError, match="1200 tokens, and a context needs 1201"):
         beginning(encode, held_out, 1201)
     assert beginning_as_text(folder, held_out, 20) == ("short  short  short ", 20)
+
+
+@pytest.mark.skipif(not texts.DEMO_HELD_OUT.is_file(), reason="this checkout has no demo model")
+def test_the_packaged_text_holds_every_default_prompt() -> None:
+    tokenizer = load_tokenizer(texts.DEMO_HELD_OUT.parent)
+    assert tokenizer is not None
+    options = AcceptOptions()
+    lengths = [len(encode(tokenizer, text, add_special_tokens=True)) for text in read_texts(None)]
+    assert len(prompt_ends(lengths, max(options.contexts), options.prompts)) == options.prompts
+    assert texts.DEMO_HELD_OUT.stat().st_size <= 400_000

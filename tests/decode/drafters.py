@@ -3,11 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
+from pallas_kernels.sink_window_attention import ring_slot
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
 from wmtp_jax.decode.drafter import MTPDrafter
 from wmtp_jax.decode.sampling import Sampling
@@ -50,6 +52,31 @@ class UnwrappedDrafter(MTPDrafter):
         return allocate_ring(
             rows, a.num_kv_heads, a.head_dim, window=window, sink=self.sink, spare=capacity, dtype=dtype
         )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StrictRing(DraftRing):
+    """Refuses to store two positions in one slot at once: which of them stays would be up to the device.
+
+    It looks at values, so it works only where nothing is compiled.
+    """
+
+    def write(self, k, v, positions, valid) -> "StrictRing":
+        for row, counts in zip(np.asarray(positions), np.asarray(valid), strict=True):
+            slots = np.asarray(ring_slot(row[counts], self.sink, self.keys.shape[2]))
+            assert len(set(slots.tolist())) == len(slots), f"positions {row[counts]} share slots {slots}"
+        ring = super().write(k, v, positions, valid)
+        return StrictRing(ring.keys, ring.values, ring.sink, ring.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrictDrafter(MTPDrafter):
+    """The head over a ``StrictRing``."""
+
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> StrictRing:
+        ring = super().start(model, rows, capacity, dtype)
+        return StrictRing(ring.keys, ring.values, ring.sink, ring.window)
 
 
 def oracle_table(prompts: list[list[int]], texts: list[list[int]], capacity: int) -> np.ndarray:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from jaxtyping import Array, Int
 
 from tests.decode.drafters import SteeredDrafter
 from tests.tiny import CONFIGS, tiny_model
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
+from wmtp_jax.decode.drafter import Drafter, MTPDrafter
 from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.prefill import prefill, round_capacity, start_state
 from wmtp_jax.decode.sampling import Sampling, batch_sampling
@@ -176,7 +175,7 @@ def samplings(shape: Shape) -> st.SearchStrategy[SamplingParams]:
 
 @st.composite
 def batches(draw: st.DrawFn, shape: Shape, *, stops: bool = False) -> Batch:
-    """Requests that fit the shape: prompts of 1 token and up, and about multiples of the chunk, and texts of 1 and up."""
+    """Requests that fit the shape: prompts of any length, often about a multiple of the chunk, and texts of any."""
     requests = []
     for capacity in shape.capacities:
         room = capacity - shape.gamma - 1

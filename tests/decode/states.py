@@ -30,7 +30,9 @@ def assert_same_target_state(one: DecodeState, other: DecodeState, rows: list[in
         chex.assert_trees_all_close(*pick, atol=TOLERANCE, rtol=TOLERANCE)
     for row in rows:
         length = int(one.length[row])
-        for a, b in zip(committed_pages(one.cache, row, length), committed_pages(other.cache, row, length), strict=True):
+        for a, b in zip(
+            committed_pages(one.cache, row, length), committed_pages(other.cache, row, length), strict=True
+        ):
             np.testing.assert_allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE)
 
 

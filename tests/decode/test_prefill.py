@@ -69,9 +69,7 @@ def test_a_row_of_a_batch_is_read_and_continued_as_it_would_be_alone(length, see
     for one, other in zip(state.recurrent, lone.recurrent, strict=True):
         np.testing.assert_allclose(one.memory[:, 1:2], other.memory, atol=TOLERANCE)
         np.testing.assert_allclose(one.tail[:, 1:2], other.tail, atol=TOLERANCE)
-    for one, other in zip(
-        committed_pages(state.cache, 1, length), committed_pages(lone.cache, 0, length), strict=True
-    ):
+    for one, other in zip(committed_pages(state.cache, 1, length), committed_pages(lone.cache, 0, length), strict=True):
         np.testing.assert_allclose(one, other, atol=TOLERANCE)
     texts = [run(model, SHAPE.windowed, alone).texts[0], run(model, SHAPE.windowed, together).texts[1]]
     assert_same_texts(model, together, [[], texts[0], []], [[], texts[1], []], "alone")

@@ -77,7 +77,8 @@ def test_a_stop_inside_an_accepted_run_ends_the_text_there(shape, data, weights)
     """All drafts are right, and the stop is one of the tokens that they would run over."""
     model, batch = shape.make(weights), data.draw(batches(shape))
     free = run(model, Plain(), batch).texts
-    stopped = Batch(shape, [r._replace(stop=data.draw(st.sampled_from(text))) for r, text in zip(batch.requests, free)])
+    pairs = zip(batch.requests, free, strict=True)
+    stopped = Batch(shape, [r._replace(stop=data.draw(st.sampled_from(text))) for r, text in pairs])
     cut = [text[: text.index(r.stop) + 1] for r, text in zip(stopped.requests, free, strict=True)]
     right = oracle_table(batch.prompts, free, shape.capacities[0])
     outcome = run(model, shape.steered, stopped, right)

@@ -29,9 +29,7 @@ seeds = st.integers(0, 2**20)
 def fresh(model: Decoder, batch: Batch, texts: list[list[int]]) -> DecodeState:
     """The state after reading each row's prompt and text but for the last token, which is left pending."""
     prompts = [[*request.prompt, *text[:-1]] for request, text in zip(batch.requests, texts, strict=True)]
-    again = Batch(
-        batch.shape, [r._replace(prompt=prompt) for r, prompt in zip(batch.requests, prompts, strict=True)]
-    )
+    again = Batch(batch.shape, [r._replace(prompt=prompt) for r, prompt in zip(batch.requests, prompts, strict=True)])
     state = prefilled(model, batch.shape.windowed, again)
     # Which token follows is the sampler's business, whose penalties count these tokens as text and not as prompt.
     pending = jnp.asarray([text[-1] for text in texts], jnp.int32)
@@ -48,9 +46,7 @@ def assert_counters(state: DecodeState, batch: Batch, texts: list[list[int]]) ->
         if state.history is not None:
             counts = np.bincount(text, minlength=batch.shape.vocab)
             np.testing.assert_array_equal(state.history.emitted[row], counts)
-            np.testing.assert_array_equal(
-                state.history.in_prompt[row], np.isin(np.arange(counts.size), request.prompt)
-            )
+            np.testing.assert_array_equal(state.history.in_prompt[row], np.isin(np.arange(counts.size), request.prompt))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -122,6 +122,16 @@ def test_an_end_of_text_token_that_comes_first_ends_at_once(model: wmtp.Model, p
     assert out.stats.verify_steps == 0
 
 
+def test_a_row_that_ends_with_its_first_token_takes_no_step(model: wmtp.Model) -> None:
+    prompts, options = [PROMPT, "Der Käse", "fox"], PLAIN | dict(max_new_tokens=12, steps_per_read=2)
+    free = wmtp.generate(model, prompts, **options).tokens
+    assert free[1][0] not in free[0] + free[2]
+    ending = with_eos(model, free[1][0], 1)
+    out = wmtp.generate(ending, prompts, **options | dict(ignore_eos=False))
+    assert out.tokens == [free[0], free[1][:1], free[2]]
+    assert out.stats.accepted_histogram == [2 * 11]
+
+
 def test_a_stop_string_cuts_inside_a_run_and_ends_the_loop(
     model: wmtp.Model, plain: wmtp.Generation, drafter: TextDrafter
 ) -> None:

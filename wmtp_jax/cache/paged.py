@@ -45,7 +45,9 @@ class PagedCache:
         own = jnp.minimum(positions // self.page_size, table.shape[1] - 1)
         # An index past the pool is dropped by the scatter: padded tokens and finished rows write nowhere.
         page = jnp.where(valid, jnp.take_along_axis(table, own, axis=1), self.keys.shape[0])
-        at = (page, slice(None), positions % self.page_size)
+        # All indexed axes together and in order: a slice between them would make some backends transpose the pool.
+        heads = jnp.arange(self.keys.shape[1])
+        at = (page[..., None], heads, (positions % self.page_size)[..., None])
         keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
         values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
         out = paged_attention(q, keys, values, table, lengths)

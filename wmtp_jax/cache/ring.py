@@ -1,7 +1,7 @@
 """The draft head's keys and values: a ring of sink + window + spare slots a row, constant in the context length.
 
-A step writes its entries at positions [L - window, L + N) around committed length L, so N spare slots beyond the
-window are exactly enough: one fewer and a drafted entry overwrites a key that is still read.
+A step at committed length L reads back to position L - window and drafts entries up to L + gamma - 2, so gamma - 1
+spare slots beyond the window are exactly enough: with one fewer, a drafted entry overwrites a key that is still read.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ class DraftRing:
         """Stores entries; valid positions of one call must lie in different slots."""
         capacity = self.keys.shape[2]
         slot = jnp.where(valid, ring_slot(positions, self.sink, capacity), capacity)
-        at = (jnp.arange(slot.shape[0])[:, None], slice(None), slot)
+        rows, heads = jnp.arange(slot.shape[0]), jnp.arange(self.keys.shape[1])
+        at = (rows[:, None, None], heads, slot[..., None])
         keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
         values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
         return DraftRing(keys, values, self.sink, self.window)

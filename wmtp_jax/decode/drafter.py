@@ -1,7 +1,7 @@
 """Who proposes the tokens that the target verifies. A drafter can change the speed, never the text."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.mtp import MTP
 
 
-@runtime_checkable
 class Drafter(Protocol):
     """Static (hashable) description of a way to draft; its arrays live in ``DecodeState.draft``."""
 
@@ -50,7 +49,9 @@ class Drafter(Protocol):
 class Plain:
     """No drafts: ordinary decoding in the same loop."""
 
-    gamma: int = 0
+    @property
+    def gamma(self) -> int:
+        return 0
 
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> None:
         return None
@@ -82,17 +83,12 @@ class MTPDrafter:
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> DraftRing:
         if model.mtp is None:
             raise UserError("this checkpoint has no MTP head to draft with: use --gamma 0")
-        a, native = model.config.attention, not self.window
-        return allocate_ring(
-            rows,
-            a.num_kv_heads,
-            a.head_dim,
-            # A window beyond the context would only allocate slots that nothing can fill.
-            window=capacity if native else min(self.window, capacity),
-            sink=self.sink,
-            spare=0 if native else self.gamma + 1,
-            dtype=dtype,
-        )
+        a = model.config.attention
+        window, sink, spare = self.window, self.sink, self.gamma - 1
+        if not window or window + sink >= capacity:
+            # The head sees everything, so the ring never wraps.
+            window, sink, spare = capacity, 0, 0
+        return allocate_ring(rows, a.num_kv_heads, a.head_dim, window=window, sink=sink, spare=spare, dtype=dtype)
 
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> DraftRing:
         """Stores the chunk's entries that a draft at the prompt's end would read, and skips the others.

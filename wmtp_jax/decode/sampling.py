@@ -81,12 +81,14 @@ def choose(
     sampling: Sampling, logits: Float[Array, "B V"], positions: Int[Array, " B"], history: History | None
 ) -> Int[Array, " B"]:
     """The token emitted at each row's position."""
-    if sampling.penalized and history is not None:
+    if history is not None:
         logits = _penalize(sampling, logits, history)
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if not sampling.stochastic:
         return greedy
-    scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
+    # Shifted first: a tiny temperature must not overflow.
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    scaled = shifted / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
     if sampling.filtered:
         scaled = _filter(sampling, scaled)
     sampled = jnp.argmax(scaled + _gumbel(sampling.seed, positions, logits.shape[-1]), axis=-1).astype(jnp.int32)
@@ -125,7 +127,9 @@ def _filter(sampling: Sampling, logits: Float[Array, "B V"]) -> Float[Array, "B 
     ordered = jnp.where(jnp.arange(vocab) < kept, ordered, -jnp.inf)
     probabilities = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    nucleus = (before < sampling.top_p[:, None]) & jnp.isfinite(ordered)
+    # The running sum reaches 1 before its end: a nucleus of everything must not depend on it.
+    inside = (before < sampling.top_p[:, None]) | (sampling.top_p[:, None] >= 1)
+    nucleus = inside & jnp.isfinite(ordered)
     nucleus &= probabilities >= sampling.min_p[:, None] * probabilities[:, :1]
     floor = jnp.min(jnp.where(nucleus, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits >= floor, logits, -jnp.inf)
@@ -133,6 +137,6 @@ def _filter(sampling: Sampling, logits: Float[Array, "B V"]) -> Float[Array, "B 
 
 def _gumbel(seed: UInt32[Array, " B"], positions: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
     def row(seed: Array, position: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab,))
+        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position), (vocab,))
 
     return jax.vmap(row)(seed, positions)

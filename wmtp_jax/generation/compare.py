@@ -31,7 +31,7 @@ class Comparison:
     @property
     def covers_everything(self) -> bool:
         """Whether no draft saw less than the whole context."""
-        return self.window + self.sink >= self.context
+        return not self.window or self.window + self.sink >= self.context
 
     def same_text(self, name: str) -> bool:
         """Whether a run gave the tokens of plain decoding."""

@@ -47,7 +47,8 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         """Float32 logits of normed hidden states, from the target or from the draft head."""
         if self.lm_head is not None:
-            return self.lm_head(hidden).astype(jnp.float32)
+            kernel = self.lm_head.kernel[...]
+            return jnp.einsum("btm,mv->btv", hidden, kernel, preferred_element_type=jnp.float32)
         return jnp.einsum("btm,vm->btv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
 
     def hidden_states(
@@ -58,8 +59,6 @@ class Decoder(nnx.Module):
         states: tuple[DeltaState, ...],
         cache: Cache,
         attend: Attend[Cache],
-        *,
-        remat: bool = False,
     ) -> tuple[Float[Array, "B T M"], tuple[Any, ...], Cache]:
         """Runs T tokens a row after what the caches hold.
 
@@ -88,8 +87,7 @@ class Decoder(nnx.Module):
                 x = x + y
             return (x, cache), tuple(updates)
 
-        body = jax.checkpoint(period) if remat else period
-        (x, cache), updates = self._over_periods(body, (self.embed(tokens), cache), states)
+        (x, cache), updates = self._over_periods(period, (self.embed(tokens), cache), states)
         return self.final_norm(x), updates, cache
 
     def _over_periods(self, body: Callable, carry: Any, states: Any) -> tuple[Any, Any]:
@@ -111,7 +109,7 @@ class Decoder(nnx.Module):
             if isinstance(block.mixer, DeltaNet)
         )
 
-    def sequence(self, tokens: Int[Array, "B T"], *, remat: bool = False) -> Float[Array, "B T M"]:
+    def sequence(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         """Normed hidden states of whole sequences without any cache: for training and parity checks."""
         rows, length = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
@@ -120,7 +118,7 @@ class Decoder(nnx.Module):
             return jax.nn.dot_product_attention(q, k, v, is_causal=True), cache
 
         valid = jnp.full(rows, length)
-        return self.hidden_states(tokens, positions, valid, self.initial_states(rows), None, attend, remat=remat)[0]
+        return self.hidden_states(tokens, positions, valid, self.initial_states(rows), None, attend)[0]
 
 
 def build(config: ModelConfig, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Decoder:

@@ -49,7 +49,11 @@ class MoE(nnx.Module):
         return y.reshape(x.shape)
 
     def _routed(self, x: Float[Array, "S M"]) -> Float[Array, "S M"]:
-        """Dropless: token copies sorted by expert, one ragged product a projection."""
+        """Dropless: token copies sorted by expert, one ragged product a projection.
+
+        XLA computes ragged products densely on CPUs, every copy through every expert: fine for tests and small models
+        there, not for large ones.
+        """
         weights, experts = jax.lax.top_k(jax.nn.softmax(self.router(x).astype(jnp.float32), axis=-1), self.config.top_k)
         if self.config.normalize_top_k:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
@@ -58,8 +62,8 @@ class MoE(nnx.Module):
         token = order // self.config.top_k
         gate, up = jnp.split(jax.lax.ragged_dot(x[token], self.gate_up_proj[...], sizes), 2, axis=-1)
         out = jax.lax.ragged_dot(jax.nn.silu(gate) * up, self.down_proj[...], sizes)
-        out = out * weights.reshape(-1)[order][:, None].astype(x.dtype)
-        return jnp.zeros_like(x).at[token].add(out)
+        copies = out[jnp.argsort(order)].reshape(*weights.shape, -1)
+        return jnp.einsum("skm,sk->sm", copies.astype(jnp.float32), weights).astype(x.dtype)
 
 
 def _expert_kernel(rngs: nnx.Rngs, experts: int, size_in: int, size_out: int, dtype: DTypeLike) -> nnx.Param:

@@ -21,9 +21,9 @@ class Losses(NamedTuple):
     draft_accuracy: Float[Array, " steps"]
 
 
-def losses(model: Decoder, tokens: Int[Array, "B T"], mtp_steps: int, *, remat: bool = False) -> Losses:
+def losses(model: Decoder, tokens: Int[Array, "B T"], mtp_steps: int) -> Losses:
     """Losses of one batch of whole sequences."""
-    hidden = model.sequence(tokens, remat=remat)
+    hidden = model.sequence(tokens)
     target, accuracy = _cross_entropy(model, hidden, tokens, 1)
     if model.mtp is None or not mtp_steps:
         empty = jnp.zeros(0)
