@@ -65,7 +65,7 @@ class VersusOptions:
 class StartOptions:
     """How to start `wmtp generate`: once cold and ``repeats`` times warm after each prompt of ``contexts`` tokens."""
 
-    contexts: tuple[int, ...] = (64, 16384)
+    contexts: tuple[int, ...] = (64, 8192, 16384)
     new_tokens: int = 64
     gamma: int = 3
     window: int = 512

@@ -104,7 +104,7 @@ def versus_hf_command(
 
 def start_command(
     model: _Model = "demo",
-    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "64,16384",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "64,8192,16384",
     new_tokens: _NewTokens = settings.StartOptions.new_tokens,
     gamma: _Gamma = settings.StartOptions.gamma,
     window: _Window = settings.StartOptions.window,

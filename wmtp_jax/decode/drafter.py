@@ -148,7 +148,9 @@ def _extend(model: Decoder, mtp: MTP, state: DecodeState) -> DraftRing:
     offsets = jnp.arange(run.tokens.shape[1])
     positions = (state.length - run.count)[:, None] + offsets
     entries = mtp.entries(run.hidden, model.embed(run.tokens))
-    return state.draft.write(*mtp.keys_values(entries, positions), positions, offsets < run.count[:, None])
+    # A run accepted whole can be longer than a small ring: two entries must not meet in one slot.
+    wanted = (offsets < run.count[:, None]) & state.draft.is_read(positions, state.length)
+    return state.draft.write(*mtp.keys_values(entries, positions), positions, wanted)
 
 
 def _head(model: Decoder) -> MTP:
