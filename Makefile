@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo-installed
-	$(BIN)/wmtp generate "$(PROMPT)" --max-new-tokens 128
+	$(BIN)/wmtp generate "$(PROMPT)" --max-new-tokens 128 --temperature 0.8 --top-p 0.95 --seed 1
 	$(BIN)/wmtp generate "$(PROMPT)" --max-new-tokens 128 --compare
 
 test: lint types unit

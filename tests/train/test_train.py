@@ -17,8 +17,8 @@ from wmtp_jax.decode.sampling import SamplingParams, batch_sampling
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder, abstract
 from wmtp_jax.models.parameters import named_parameters, with_parameters
-from wmtp_jax.train.loss import draft_outputs, losses
 from wmtp_jax.train.data import _sdist_texts
+from wmtp_jax.train.loss import draft_outputs, losses
 from wmtp_jax.train.run import run, train_config
 from wmtp_jax.train.trainer import Stage, TrainConfig, sample_batch, train
 
