@@ -79,7 +79,7 @@ def test_native_comes_first_and_windows_are_compared_with_it(results: list[Conte
         assert small.length_minus_native.value == pytest.approx(
             small.acceptance_length.value - native.acceptance_length.value
         )
-        assert small.draft_cache_bytes_per_row == 2 * 2 * 10 * 4 * (5 + 2 + 4)
+        assert small.draft_cache_bytes_per_row == 2 * 2 * 10 * 4 * (5 + 2 + 3 - 1)
 
 
 def test_every_drafter_gives_the_text_of_plain_decoding(results: list[ContextResult]) -> None:
