@@ -71,9 +71,7 @@ class GenerateOptions:
             raise UserError(f"cache_dtype={self.cache_dtype}: must be one of {', '.join(CACHE_DTYPES)}")
         if self.stop is None or any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise UserError("a stop string must be text of at least one character")
-        if not isinstance(self.seed, Integral | Sequence) or isinstance(self.seed, str):
-            raise UserError(f"seed={self.seed!r}: must be a whole number, or one for each prompt")
-        self.row_sampling(1 if isinstance(self.seed, Integral) else len(self.seed))
+        self.row_sampling(len(self.seed) if isinstance(self.seed, Sequence) else 1)
 
     @property
     def verified_drafts(self) -> int:
@@ -94,7 +92,7 @@ class GenerateOptions:
 
     def row_sampling(self, rows: int) -> list[SamplingParams]:
         """Each row's sampling. Raises UserError where a list of seeds has another length."""
-        if isinstance(self.seed, Integral):
+        if not isinstance(self.seed, Sequence):
             self._sampling(self.seed)
             return [self._sampling((self.seed + row) % 2**32) for row in range(rows)]
         if len(self.seed) != rows:
