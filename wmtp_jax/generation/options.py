@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from wmtp_jax.decode.sampling_params import SamplingParams
@@ -114,7 +113,8 @@ class GenerateOptions:
 
 
 def _require_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    # Without naming numpy, which the command line's help does without: its whole numbers index like Python's.
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"
         raise UserError(f"{name}={value}: must be a whole number, {allowed}")
