@@ -245,7 +245,7 @@ def test_a_window_bounds_the_draft_cache_and_native_does_not(model: wmtp.Model) 
         return running.generation().stats.draft_cache_bytes
 
     entry = 2 * 2 * 16 * 4
-    assert draft_bytes(gamma=3) == (2 + 16 + 4) * entry
+    assert draft_bytes(gamma=3) == (2 + 16 + 2) * entry
     assert draft_bytes(gamma=3, window=0, sink=0) == 64 * entry
 
 
@@ -279,5 +279,5 @@ def test_a_prompt_of_100_000_tokens_costs_a_constant_draft_cache(tmp_path: Path)
     assert len(out.tokens[0]) == new
     assert seen[-1] == length
     assert len(seen) == -(-length // 2048)
-    assert out.stats.draft_cache_bytes == (4 + 512 + 4) * 2 * 16 * 4
+    assert out.stats.draft_cache_bytes == (4 + 512 + 2) * 2 * 16 * 4
     assert length <= out.stats.target_cache_bytes / (2 * 16 * 4) <= 1.25 * (length + new + 1024)
