@@ -67,8 +67,9 @@ def test_plain_text_is_one_document(tmp_path: Path) -> None:
         ("a.jsonl", b"not json\n"),
         ("a.jsonl", b"\n"),
         ("a.jsonl.gz", b"not gzip"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "cut"}\n')[:-9]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "cut"}\n', mtime=0)[:-9]),
     ],
+    ids=["not UTF-8", "empty", "no text key", "text a number", "no object", "no JSON", "blank line", "no gzip", "cut"],
 )
 def test_a_file_that_is_no_text_gives_one_line_with_its_name(name: str, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -91,8 +91,8 @@ def test_drafts_from_the_ring_are_those_from_a_full_cache_with_the_same_window(d
 @pytest.mark.parametrize(("gamma", "window", "sink"), [(1, 1, 0), (2, 1, 3), (4, 1, 0), (8, 2, 1), (3, 6, 2)])
 def test_no_store_puts_two_entries_into_one_slot(gamma, window, sink):
     """Neither a long prompt nor a run that was accepted whole."""
-    shape = replace(SHAPE, rows=2, chunk=64)
-    requests = [Request(list(range(length)), gamma + 2, -1, SamplingParams()) for length in (40, 1)]
+    shape = replace(SHAPE, model="counted", rows=2, chunk=64)
+    requests = [Request([1] * length, gamma + 2, -1, SamplingParams()) for length in (40, 1)]
     batch, model = Batch(shape, requests), shape.make(0)
     drafter = StrictDrafter(gamma=gamma, window=window, sink=sink)
     with jax.disable_jit():
