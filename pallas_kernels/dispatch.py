@@ -1,14 +1,28 @@
 """How every op picks its implementation: ``None`` always works, a name that cannot run raises and says why."""
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+import importlib
+from collections.abc import Callable, Collection
 
-Implementation = TypeVar("Implementation", bound=Callable)
+import jax
+
+# Interpreted and lowered everywhere, but not yet checked on a device: there, None stays with the portable form.
+_DEFAULT = "xla"
+_BACKENDS = {"mosaic_gpu": "gpu", "mosaic_tpu": "tpu"}
 
 
-def choose(op: str, table: Mapping[str, Implementation], implementation: str | None) -> Implementation:
-    """The named implementation of ``op``, or the portable ``xla`` one. Raises ValueError for an unknown name."""
-    name = implementation or "xla"
-    if name not in table:
-        raise ValueError(f"{op}: implementation={name!r} does not exist; choose one of {sorted(table)} or None")
-    return table[name]
+def choose(op: str, implementations: Collection[str], implementation: str | None) -> Callable:
+    """The function ``op`` of ``pallas_kernels.<op>.<implementation>``; the module is imported when it is first used.
+
+    Raises ValueError for an unknown name and for one that needs another machine.
+    """
+    name = implementation or _DEFAULT
+    if name not in implementations:
+        raise ValueError(
+            f"{op}: implementation={name!r} does not exist; choose one of {sorted(implementations)} or None"
+        )
+    needed, here = _BACKENDS.get(name), jax.default_backend()
+    if needed and here != needed:
+        raise ValueError(
+            f"{op}: implementation={name!r} needs a {needed.upper()} and JAX found a {here.upper()}; take None"
+        )
+    return getattr(importlib.import_module(f"pallas_kernels.{op}.{name}"), op)

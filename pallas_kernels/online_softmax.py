@@ -30,17 +30,28 @@ def add(
     k: Float[Array, "B K P D"],
     v: Float[Array, "B K P D"],
     visible: Bool[Array, "B Q P"],
+    k_scale: Float[Array, "B K P"] | None = None,
+    v_scale: Float[Array, "B K P"] | None = None,
 ) -> Partial:
-    """Takes in one block of keys and values."""
+    """Takes in one block of keys and values, of q's dtype or quantized with a scale a key.
+
+    The scales are applied to scores and weights, P numbers a query in place of P * D.
+    """
+    if k_scale is not None:
+        k, v = k.astype(q.dtype), v.astype(q.dtype)
     # Accelerators round float32 products to fewer bits unless told otherwise.
     exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     scores = jnp.einsum("bkqd,bkpd->bkqp", q, k, preferred_element_type=jnp.float32, precision=exact)
     scores = scores * q.shape[-1] ** -0.5
+    if k_scale is not None:
+        scores = scores * k_scale[:, :, None]
     scores = jnp.where(visible[:, None], scores, MASKED)
     maximum = jnp.maximum(partial.maximum, scores.max(axis=-1))
     weights = jnp.where(visible[:, None], jnp.exp(scores - maximum[..., None]), 0.0)
     old = jnp.exp(partial.maximum - maximum)
     total = partial.total * old + weights.sum(axis=-1)
+    if v_scale is not None:
+        weights = weights * v_scale[:, :, None]
     weights = weights.astype(v.dtype)
     added = jnp.einsum("bkqp,bkpd->bkqd", weights, v, preferred_element_type=jnp.float32, precision=exact)
     return Partial(maximum, total, partial.weighted * old[..., None] + added)

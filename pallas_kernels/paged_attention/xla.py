@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from pallas_kernels import online_softmax
 
 
-def paged_attention(q, k_pages, v_pages, page_table, lengths):
+def paged_attention(q, k_pages, v_pages, page_table, lengths, k_scales=None, v_scales=None):
     tokens, (kv_heads, page) = q.shape[1], k_pages.shape[1:3]
     grouped = online_softmax.group_queries(q, kv_heads)
     last = jnp.tile(lengths[:, None] + jnp.arange(tokens), (1, q.shape[2] // kv_heads))
@@ -14,7 +14,8 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths):
     def body(index, partial):
         rows = jax.lax.dynamic_index_in_dim(page_table, index, axis=1, keepdims=False)
         visible = index * page + jnp.arange(page) <= last[..., None]
-        return online_softmax.add(partial, grouped, k_pages[rows], v_pages[rows], visible)
+        scales = (None if x is None else x[rows] for x in (k_scales, v_scales))
+        return online_softmax.add(partial, grouped, k_pages[rows], v_pages[rows], visible, *scales)
 
     trips = jnp.minimum((jnp.max(lengths) + tokens + page - 1) // page, page_table.shape[1])
     partial = jax.lax.fori_loop(0, trips, body, online_softmax.start(grouped))

@@ -64,6 +64,34 @@ def test_a_bfloat16_cache_costs_only_its_own_rounding():
     np.testing.assert_allclose(out.astype(jnp.float32), expected(case, np.asarray(q), rows), atol=0.06)
 
 
+QUANTIZED = {"int8": (jnp.int8, 127), "float8": (jnp.float8_e4m3fn, 448)}
+
+
+def quantized(pages: jax.Array, dtype, largest: int):
+    """Pages in eight bits and the scales that undo it; scales differ by position and head."""
+    scales = jnp.abs(pages).max(axis=-1) / largest
+    scaled = pages / jnp.maximum(scales, 1e-9)[..., None]
+    return (jnp.round(scaled) if largest == 127 else scaled).astype(dtype), scales
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_eight_bit_pages_mean_their_values_times_their_scales(kind, implementation):
+    case = PAGED["batch mix, pages half full"]
+    (q, k_pages, v_pages, table, lengths), rows = paged_case(case, seed=5)
+    (k_pages, k_scales), (v_pages, v_scales) = (quantized(x, *QUANTIZED[kind]) for x in (k_pages, v_pages))
+    out = run(q, k_pages, v_pages, table, lengths, k_scales=k_scales, v_scales=v_scales, implementation=implementation)
+    pools = [
+        np.asarray(x, np.float64) * np.asarray(s)[..., None] for x, s in ((k_pages, k_scales), (v_pages, v_scales))
+    ]
+    held = []
+    for row, (keys, _) in enumerate(rows):
+        at = np.arange(len(keys))
+        held.append(tuple(pool[np.asarray(table)[row, at // case.page], :, at % case.page] for pool in pools))
+    np.testing.assert_allclose(out, expected(case, np.asarray(q), held), atol=2e-5)
+    assert np.abs(out - expected(case, np.asarray(q), rows)).max() > 1e-3
+
+
 def test_work_follows_the_true_length_and_not_the_allocated_one():
     case = PAGED["batch mix, pages half full"]
     (q, k_pages, v_pages, table, lengths), _ = paged_case(case, seed=2)
@@ -78,8 +106,8 @@ def test_work_follows_the_true_length_and_not_the_allocated_one():
 
 def test_an_unknown_implementation_is_refused_by_name():
     inputs, _ = paged_case(PAGED["one token, first of all"], seed=0)
-    with pytest.raises(ValueError, match=r"mosaic_gpu.*choose one of.*xla"):
-        paged_attention(*inputs, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match=r"triton.*choose one of.*xla"):
+        paged_attention(*inputs, implementation="triton")
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
