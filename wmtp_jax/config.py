@@ -178,7 +178,10 @@ def config_to_json(config: ModelConfig) -> str:
 
 
 def config_from_json(text: str) -> ModelConfig:
-    """Reads ``config_to_json`` output; ``rope`` may be false for none. Raises ConfigError for unknown or missing fields."""
+    """Reads ``config_to_json`` output, or TOML fields, in which ``rope`` is false for none.
+
+    Raises ConfigError for unknown or missing fields.
+    """
     try:
         fields: dict[str, Any] = json.loads(text)
         for name, section in _SECTIONS.items():
