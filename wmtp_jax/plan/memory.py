@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-from wmtp_jax.generation.options import GenerateOptions
 from wmtp_jax.plan.hardware import Hardware
 from wmtp_jax.plan.sizes import ModelSizes, Weights
 
@@ -16,7 +15,8 @@ NVFP4_BYTES = 0.5 + 1 / 16
 WEIGHT_FORMATS = ("bf16", "fp8", "nvfp4", "float32")
 # Bytes of a number, and of the scale that comes with each position and head of an eight-bit format.
 CACHE_FORMATS = {"bf16": (BF16_BYTES, 0), "int8": (1, FLOAT32_BYTES), "fp8": (1, FLOAT32_BYTES), "float32": (4, 0)}
-PAGE = GenerateOptions.page_size
+# Positions a page, on an accelerator.
+PAGE = 256
 # Kept back for activations, compiled programs and fragmentation: what the published runs kept (a fraction of 0.85
 # of the memory was for weights and caches).
 RESERVE = 0.15
