@@ -1,6 +1,8 @@
 """Counts from a description equal the counts of the model that the description builds."""
 
+import dataclasses
 from collections.abc import Mapping
+from itertools import combinations, product
 from typing import Any
 
 import jax.numpy as jnp
@@ -131,8 +133,6 @@ def test_a_malformed_published_section_is_named(change: dict[str, Any]) -> None:
 
 def test_expected_experts_equal_their_enumeration() -> None:
     """All choices of k = 2 of E = 5 experts by 3 independent tokens, counted."""
-    from itertools import combinations, product
-
     choices = list(combinations(range(5), 2))
     seen = [len(set().union(*tokens)) for tokens in product(choices, repeat=3)]
     sizes = sizes_of_config(CONFIGS["experts"])
@@ -141,8 +141,6 @@ def test_expected_experts_equal_their_enumeration() -> None:
 
 
 def test_a_model_without_a_head_has_no_draft() -> None:
-    import dataclasses
-
     sizes = sizes_of_config(dataclasses.replace(CONFIGS["hybrid"], mtp_pattern=()))
     assert isinstance(sizes, ModelSizes)
     assert (sizes.draft.total, sizes.draft_layers, sizes.extend_parameters) == (0, 0, 0)

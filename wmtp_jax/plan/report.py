@@ -143,15 +143,19 @@ def _published_table(plan: Plan) -> Table:
             row.what,
             f"{row.published:.2f}",
             f"{row.roofline:.2f}",
-            f"{row.roofline_off:+.0%}",
+            _off(row.roofline_off),
             f"{row.calibrated:.2f}",
-            f"{row.calibrated_off:+.0%}",
+            _off(row.calibrated_off),
         )
     return table
 
 
 def _milliseconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _off(share: float) -> str:
+    return f"{round(100 * share):+d} %"
 
 
 def _count(number: float) -> str:
