@@ -1,6 +1,7 @@
 """What this machine can do at best, measured in the same run as what is compared with it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,3 +34,20 @@ def measure_machine(dtype: DTypeLike, repeats: int = 5) -> Machine:
     matrix = jnp.full((size, size), 0.5, dtype)
     product = seconds_of(jax.jit(lambda a: a @ a), matrix, repeats=repeats)
     return Machine(device=jax.devices()[0].device_kind, read_bandwidth=bandwidth, matrix_flops=2.0 * size**3 / product)
+
+
+def free_bytes() -> int | None:
+    """Memory that the first device has left, or None where it does not say."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    for line in _memory_lines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _memory_lines() -> list[str]:
+    # Linux alone has the file; elsewhere nothing is known.
+    path = Path("/proc/meminfo")
+    return path.read_text().splitlines() if path.exists() else []

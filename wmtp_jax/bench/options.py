@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.options import MAX_GAMMA
+from wmtp_jax.generation.options import DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
 
 NATIVE = "native"
 # What the demo model was trained on at most; its rotary positions are not stretched beyond.
@@ -79,6 +79,39 @@ class StartOptions:
         require("new-tokens", self.new_tokens, 1)
         require("repeats", self.repeats, 1)
         _require_distinct("contexts", self.contexts, 1)
+
+
+STEP_MODES = ("plain", "native", "windowed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What steps to time.
+
+    - ``contexts``: committed tokens of each of ``rows`` rows; ``modes``: of ``STEP_MODES``.
+    - ``steps``: steps a call of the loop; ``repeats``: rounds. ``dtype``: of weights and caches.
+    """
+
+    gamma: int = 3
+    window: int = DEFAULT_WINDOW
+    sink: int = DEFAULT_SINK
+    contexts: tuple[int, ...] = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
+    modes: tuple[str, ...] = STEP_MODES
+    rows: int = 1
+    steps: int = 8
+    repeats: int = 5
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require("gamma", self.gamma, 1, MAX_GAMMA)
+        require("window", self.window, 1)
+        require("sink", self.sink, 0)
+        for name in ("rows", "steps", "repeats"):
+            require(name, getattr(self, name), 1)
+        _require_distinct("contexts", self.contexts, 1)
+        for mode in self.modes:
+            if mode not in STEP_MODES:
+                raise UserError(f"--modes: {mode!r} is not known; give some of {','.join(STEP_MODES)}")
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:

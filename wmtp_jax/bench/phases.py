@@ -32,22 +32,20 @@ def _draft(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampl
 
 
 def _verify(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
-    verified = verify(model, state, _drafts(model, drafter, state), sampling)
+    drafts = (state.pending[:, None] + 1 + jnp.arange(drafter.gamma)) % model.config.vocab_size
+    verified = verify(model, state, drafts, sampling)
     committed = replace(state.committed, hidden=verified.hidden)
     return replace(state, cache=verified.cache, pending=verified.choices[:, -1], committed=committed)
 
 
-def _verify_and_commit(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
-    drafts = _drafts(model, drafter, state)
-    verified = verify(model, state, drafts, sampling)
-    stops = jnp.full((drafts.shape[0], 1), -1)
-    new, _, _ = commit(state, drafts, state.draft, verified, stops)
+def _commit(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    """Accepting and committing a run that verification could have left behind."""
+    drafts = (state.pending[:, None] + jnp.arange(drafter.gamma)) % model.config.vocab_size
+    shapes = jax.eval_shape(lambda: verify(model, state, drafts, sampling)._replace(cache=None))
+    made = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), shapes)
+    new, _, _ = commit(state, drafts, state.draft, made._replace(cache=state.cache), jnp.full((drafts.shape[0], 1), -1))
     # The length stays: a phase is timed at one context.
-    return replace(new, length=state.length, remaining=state.remaining)
-
-
-def _drafts(model: Decoder, drafter: Drafter, state: DecodeState) -> Int[Array, "B gamma"]:
-    return (state.pending[:, None] + 1 + jnp.arange(drafter.gamma)) % model.config.vocab_size
+    return replace(new, length=state.length, remaining=state.remaining, pending=new.pending + state.pending)
 
 
 def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
@@ -64,18 +62,19 @@ def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: S
     return replace(state, pending=state.pending + (q[:, 0, 0, 0] > 0))
 
 
-PHASES: dict[str, Phase] = {
-    "draft_extend": _extend,
-    "draft_decode": _draft,
-    "verify": _verify,
-    "verify_commit": _verify_and_commit,
-    "attention": _attention,
-}
+DRAFT_PHASES = ("draft_extend", "draft_decode")
+TARGET_PHASES = ("verify", "commit", "attention")
+_PHASES: dict[str, Phase] = dict(
+    zip((*DRAFT_PHASES, *TARGET_PHASES), (_extend, _draft, _verify, _commit, _attention), strict=True)
+)
 
 
 @partial(jax.jit, static_argnames=("phase", "drafter"), donate_argnames="state")
 def run_phase(
     phase: str, model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, times: Int[Array, ""]
 ) -> DecodeState:
-    """One of ``PHASES``, ``times`` times. The state is donated, and comes back with its lengths unchanged."""
-    return jax.lax.fori_loop(0, times, lambda _, state: PHASES[phase](model, drafter, state, sampling), state)
+    """One of ``DRAFT_PHASES`` or ``TARGET_PHASES``, ``times`` times.
+
+    The state is donated, and comes back with its lengths unchanged.
+    """
+    return jax.lax.fori_loop(0, times, lambda _, state: _PHASES[phase](model, drafter, state, sampling), state)

@@ -7,6 +7,8 @@ import typer
 
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
+from wmtp_jax.errors import UserError
+from wmtp_jax.plan.units import parse_tokens
 
 _PACKAGED = "the packaged held-out text"
 _Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
@@ -24,6 +26,7 @@ def register(app: typer.Typer) -> None:
     bench.command("accept")(accept_command)
     bench.command("versus-hf")(versus_hf_command)
     bench.command("start")(start_command)
+    bench.command("step")(step_command)
     app.add_typer(bench, name="bench")
 
 
@@ -140,6 +143,67 @@ def start_command(
         print_json(dict(model=model, options=given, starts=starts))
     else:
         tables.show(tables.start_table(results, needs))
+
+
+def step_command(
+    preset: Annotated[str, typer.Option(help="A preset's name, or a TOML file.")] = "proxy_35b",
+    gamma: _Gamma = settings.StepOptions.gamma,
+    window: Annotated[int, typer.Option(help="Of the windowed draft.")] = settings.StepOptions.window,
+    sink: _Sink = settings.StepOptions.sink,
+    contexts: Annotated[str, typer.Option(help="Tokens in the caches, as 4096, 64K or 1M.")] = "1K,4K,16K,64K,256K,1M",
+    modes: Annotated[str, typer.Option(help="What to time.")] = ",".join(settings.STEP_MODES),
+    rows: Annotated[int, typer.Option(help="Rows of one batch.")] = settings.StepOptions.rows,
+    steps: Annotated[int, typer.Option(help="Steps a call of the loop.")] = settings.StepOptions.steps,
+    repeats: Annotated[int, typer.Option(help="Measured rounds.")] = settings.StepOptions.repeats,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the step costs into this PNG file.")] = None,
+    json: _Json = False,
+) -> None:
+    """The cost of a step by phase as the context grows, with random weights and caches: no text, only time."""
+    given = settings.StepOptions(
+        gamma=gamma,
+        window=window,
+        sink=sink,
+        contexts=tuple(parse_tokens(part, "contexts") for part in contexts.split(",")),
+        modes=tuple(part.strip() for part in modes.split(",")),
+        rows=rows,
+        steps=steps,
+        repeats=repeats,
+        dtype=_dtype(dtype),
+    )
+    from wmtp_jax.bench import machine, step, step_table, synthetic, tables
+    from wmtp_jax.bench import plot as pictures
+    from wmtp_jax.compilation_cache import enable_compilation_cache
+    from wmtp_jax.presets import model_config, read_preset
+
+    enable_compilation_cache()
+    if plot:
+        pictures.require_matplotlib()
+    config = model_config(read_preset(preset), preset)
+    note("measuring this machine")
+    measured = machine.measure_machine(given.dtype)
+    note(f"{preset}: making random weights")
+    results = step.measure_steps(synthetic.synthetic_model(config, given.dtype), measured, given, note)
+    if plot:
+        pictures.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
+    if json:
+        rounds = [dict(gain=result.gain, **vars(result)) for result in results]
+        print_json(dict(preset=preset, options=given, machine=measured, contexts=rounds))
+    else:
+        tables.show(step_table.step_table(results, measured, given))
+
+
+def _dtype(given: str | None) -> str:
+    import jax
+
+    from wmtp_jax.model import DTYPES
+
+    dtype = given or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}")
+    return dtype
 
 
 def _load(model: str, dtype: str | None = None) -> Any:
