@@ -5,7 +5,7 @@ VMEM. The streaming is a loop inside the kernel and not a grid axis: a grid has 
 longest one, and empty steps cost about a third of a microsecond each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +76,22 @@ def share_of(blocks: Array, splits: int) -> tuple[Array, Array]:
     share = ceil_div(blocks, splits)
     first = pl.program_id(0) * share
     return first, jnp.minimum(first + share, blocks)
+
+
+def stream(first: Array, stop: Array, fetch: Callable, take: Callable) -> None:
+    """``take(index, slot)`` for every block, while the next one is on its way into the other slot.
+
+    ``fetch(index, slot, "start" | "wait")`` copies a block.
+    """
+    pl.when(first < stop)(lambda: fetch(first, 0, "start"))
+
+    def body(index: Array, _: None) -> None:
+        slot = jax.lax.rem(index - first, 2)
+        pl.when(index + 1 < stop)(lambda: fetch(index + 1, 1 - slot, "start"))
+        fetch(index, slot, "wait")
+        take(index, slot)
+
+    jax.lax.fori_loop(first, stop, body, None)
 
 
 def clear(result: Partial) -> None:

@@ -111,19 +111,14 @@ def _kernel(lengths, q, table, *refs, layout: _Layout, splits: int):
     # The last block is fetched in part, and a weight of zero does not silence what an unwritten value may be.
     for values in buffers[1::2]:
         values[...] = jnp.zeros(values.shape, values.dtype)
-    fetch = functools.partial(_fetch, table, pools, buffers, arrived, needed, layout)
-    pl.when(first < stop)(lambda: fetch(first, 0, "start"))
 
-    def body(index, _):
-        slot = jax.lax.rem(index - first, 2)
-        pl.when(index + 1 < stop)(lambda: fetch(index + 1, 1 - slot, "start"))
-        fetch(index, slot, "wait")
+    def take(index, slot):
         visible = _visible(index, at * tile_rows, tile_rows, lengths[row], end, layout)
         for head in range(q.shape[0]):
             scales = [_scales(buffer, slot, head) for buffer in buffers[2:]]
             tpu.add(result, head, q[head], buffers[0][slot, head], buffers[1][slot, head], visible, scales)
 
-    jax.lax.fori_loop(first, stop, body, None)
+    tpu.stream(first, stop, functools.partial(_fetch, table, pools, buffers, arrived, needed, layout), take)
 
 
 def _fetch(table, pools, buffers, arrived, needed, layout: _Layout, block, slot, action: str) -> None:
