@@ -15,6 +15,9 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import mosaic_tpu_attention as tpu
 from pallas_kernels.online_softmax import Partial
 
+# Two buffers each of keys and of values, all key heads together, must fit into VMEM.
+_LARGEST_COPY = 2048
+
 
 class _Layout(NamedTuple):
     """Page size, positions a copy, copies a block, table width, queries that share a key head, tokens."""
@@ -52,7 +55,7 @@ def paged_attention(
     width = block or tpu.block_width(kv_heads, size, k_pages.dtype)
     piece = _piece(page, width)
     if not interpret:
-        _check(page, piece, k_pages.dtype)
+        _check(page, piece, size, k_pages.dtype)
     layout = _Layout(page, piece, max(1, width // piece), page_table.shape[1], heads // kv_heads, tokens)
     out = tpu.run(
         functools.partial(_kernel, layout=layout, splits=tiling.splits),
@@ -74,12 +77,16 @@ def _piece(page: int, width: int) -> int:
     return page if page <= width or whole % tpu.LANES else whole
 
 
-def _check(page: int, piece: int, dtype) -> None:
+def _check(page: int, piece: int, size: int, dtype) -> None:
+    """Other shapes would be laid out in another order or padded, and so copied whole before every call."""
+    needs = f"paged_attention: mosaic_tpu needs {dtype} pages with"
     rows = 32 // dtype.itemsize
+    if size % tpu.LANES:
+        raise ValueError(f"{needs} a head dimension that is a multiple of {tpu.LANES}, not {size}; take None")
     if page % rows:
-        raise ValueError(f"paged_attention: mosaic_tpu needs {dtype} pages of a multiple of {rows} positions, not {page}")
-    if piece > 2048:
-        raise ValueError(f"paged_attention: mosaic_tpu needs pages of a multiple of {tpu.LANES} positions, not {page}")
+        raise ValueError(f"{needs} a multiple of {rows} positions, not {page}; take another page size or None")
+    if piece > _LARGEST_COPY:
+        raise ValueError(f"{needs} at most {_LARGEST_COPY} positions or a multiple of {tpu.LANES}, not {page}")
 
 
 def _table_spec(layout: _Layout) -> pl.BlockSpec:

@@ -126,7 +126,9 @@ def _kernel(
     if layout.blocked < layout.capacity:
         pl.when(has_rest)(lambda: rest("start"))
     if layout.blocked:
-        tpu.stream(first, stop, fetch, lambda index, slot: take(index * layout.block, k_block.at[slot], v_block.at[slot]))
+        tpu.stream(
+            first, stop, fetch, lambda index, slot: take(index * layout.block, k_block.at[slot], v_block.at[slot])
+        )
     if layout.blocked < layout.capacity:
 
         @pl.when(has_rest)
