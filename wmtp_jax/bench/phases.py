@@ -56,7 +56,15 @@ def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: S
 
     def layer(index, q):
         table = cache.table + index * cache.pages
-        return paged_attention(q, cache.keys, cache.values, table, state.length)
+        return paged_attention(
+            q,
+            cache.keys,
+            cache.values,
+            table,
+            state.length,
+            k_scales=cache.key_scales,
+            v_scales=cache.value_scales,
+        )
 
     q = jax.lax.fori_loop(0, model.config.count("attention"), layer, q)
     return replace(state, pending=state.pending + (q[:, 0, 0, 0] > 0))

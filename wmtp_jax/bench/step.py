@@ -19,6 +19,7 @@ from wmtp_jax.decode.sampling import Sampling, batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import pack
 from wmtp_jax.plan.roofline import Work
 from wmtp_jax.plan.units import show_tokens
 
@@ -132,12 +133,13 @@ def _calls(
 ) -> dict[str, tuple[Call, int]]:
     """What to time, warmed up, each with how many steps or repetitions one call is."""
     stops = jnp.full((options.rows, 1), -1, jnp.int32)
+    packed = pack(model)
 
     def step(drafter: Drafter, state: DecodeState) -> DecodeState:
-        return decode(model, drafter, state, sampling, stops, options.steps)[0]
+        return decode(packed, drafter, state, sampling, stops, options.steps)[0]
 
     def host(drafter: Drafter, state: DecodeState) -> DecodeState:
-        return decode(model, drafter, replace(state, done=~state.done), sampling, stops, options.steps)[0]
+        return decode(packed, drafter, replace(state, done=~state.done), sampling, stops, options.steps)[0]
 
     def repeated(phase: str, times: int) -> Call:
         def call(drafter: Drafter, state: DecodeState) -> DecodeState:

@@ -25,6 +25,9 @@ class PagedCache:
     values: Float[Array, "R K P D"]
     table: Int[Array, "B n"]
     pages: int = field(metadata={"static": True})
+    # Of eight-bit pages, one a position and head; None where pages hold what they mean.
+    key_scales: Float[Array, "R K P"] | None = None
+    value_scales: Float[Array, "R K P"] | None = None
 
     @property
     def page_size(self) -> int:
@@ -48,10 +51,21 @@ class PagedCache:
         # All indexed axes together and in order: a slice between them would make some backends transpose the pool.
         heads = jnp.arange(self.keys.shape[1])
         at = (page[..., None], heads, (positions % self.page_size)[..., None])
-        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
-        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
-        out = paged_attention(q, keys, values, table, lengths)
-        return out, replace(self, keys=keys, values=values)
+        keys, key_scales = _store(self.keys, self.key_scales, at, k)
+        values, value_scales = _store(self.values, self.value_scales, at, v)
+        out = paged_attention(q, keys, values, table, lengths, k_scales=key_scales, v_scales=value_scales)
+        return out, replace(self, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
+
+
+def _store(pages: Array, scales: Array | None, at: tuple, new: Float[Array, "B T K D"]) -> tuple[Array, Array | None]:
+    """Pages and scales with new entries; eight-bit ones are scaled so that the largest number of each just fits."""
+    if scales is not None:
+        largest = float(jnp.iinfo(pages.dtype).max if pages.dtype == jnp.int8 else jnp.finfo(pages.dtype).max)
+        scale = jnp.max(jnp.abs(new.astype(jnp.float32)), axis=-1) / largest
+        new = new / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[..., None]
+        new = jnp.round(new) if pages.dtype == jnp.int8 else new
+        scales = scales.at[at].set(scale, mode="drop")
+    return pages.at[at].set(new.astype(pages.dtype), mode="drop"), scales
 
 
 def default_page_size(positions: int) -> int:
@@ -74,4 +88,5 @@ def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: 
     a = config.attention
     pages = int(starts[-1])
     shape = (config.count("attention") * pages, a.num_kv_heads, page_size, a.head_dim)
-    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages)
+    scales = [jnp.zeros(shape[:-1]) if jnp.dtype(dtype).itemsize == 1 else None for _ in range(2)]
+    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages, *scales)

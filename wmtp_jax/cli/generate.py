@@ -49,6 +49,9 @@ def generate_command(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     chunk: Annotated[int, typer.Option(help="Prompt tokens a forward pass.")] = Defaults.chunk,
+    cache_dtype: Annotated[
+        str | None, typer.Option(help="Of keys and values: float32, bfloat16, int8 or float8_e4m3fn.")
+    ] = Defaults.cache_dtype,
     page_size: Annotated[
         int | None, typer.Option(help="Positions a cache page; by default what this machine reads fastest.")
     ] = Defaults.page_size,
@@ -76,6 +79,7 @@ def generate_command(
         ignore_eos=ignore_eos,
         chunk=chunk,
         page_size=page_size,
+        cache_dtype=cache_dtype,
     )
     if window is not None:
         options["window"] = window

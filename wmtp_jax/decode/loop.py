@@ -14,6 +14,7 @@ from wmtp_jax.decode.sampling import Sampling, choose_run
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.delta_net import DeltaReplay, commit_delta
+from wmtp_jax.models.parameters import Packed
 
 
 class Emitted(NamedTuple):
@@ -105,7 +106,7 @@ def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " 
 
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
 def decode(
-    model: Decoder,
+    model: Decoder | Packed[Decoder],
     drafter: Drafter,
     state: DecodeState,
     sampling: Sampling,
@@ -113,6 +114,7 @@ def decode(
     steps: int,
 ) -> tuple[DecodeState, Emitted]:
     """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place."""
+    target = model.unpack() if isinstance(model, Packed) else model
     rows, run = state.pending.shape[0], drafter.gamma + 1
 
     def running(carry) -> Array:
@@ -122,7 +124,7 @@ def decode(
     def body(carry):
         state, out = carry
         alive = ~state.done
-        state, choices, count, accepted = step(model, drafter, state, sampling, stops)
+        state, choices, count, accepted = step(target, drafter, state, sampling, stops)
         offsets = jnp.arange(run)
         # A slot past the buffer is dropped: choices that are not emitted go nowhere.
         slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])

@@ -32,6 +32,7 @@ def start_state(
     needs = [len(prompt) + new + run for prompt, new in zip(prompts, max_new_tokens, strict=True)]
     page_size = page_size or default_page_size(max(needs))
     capacities = [round_capacity(positions, page_size) for positions in needs]
+    dtype = jnp.dtype(dtype)
     committed = Committed(
         jnp.zeros((rows, run, model.config.hidden_size), model.embedding.dtype),
         jnp.zeros((rows, run), jnp.int32),
@@ -40,7 +41,8 @@ def start_state(
     return DecodeState(
         cache=allocate(model.config, capacities, page_size, dtype),
         recurrent=model.initial_states(rows),
-        draft=drafter.start(model, rows, max(capacities), dtype),
+        # Draft caches are small where there is a window; only the target's are worth eight bits.
+        draft=drafter.start(model, rows, max(capacities), dtype if dtype.itemsize > 1 else model.embedding.dtype),
         length=jnp.zeros(rows, jnp.int32),
         pending=jnp.zeros(rows, jnp.int32),
         committed=committed,

@@ -14,7 +14,7 @@ MAX_GAMMA = 8
 # The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
 DEFAULT_WINDOW = 4032
 DEFAULT_SINK = 64
-CACHE_DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class GenerateOptions:
     - ``ignore_eos``: end-of-text tokens do not end a row.
     - ``page_size``, ``chunk``: positions a cache page (None: what this machine reads fastest), and prompt tokens a
       forward pass. Neither changes the text.
-    - ``cache_dtype``: of keys and values; None is the weights' own.
+    - ``cache_dtype``: of the target's keys and values; None is the weights' own. Eight-bit ones come with a scale a
+      position and head, change the target's text a little, and leave the draft cache in the weights' dtype.
     - ``steps_per_read``: steps between two looks at the emitted tokens: fewer stream more evenly, more cost less.
     - ``drafter``: another way to draft, in place of ``gamma``, ``window`` and ``sink``.
     - ``on_progress``: called with (prompt tokens read, all) after every chunk of the prompt.

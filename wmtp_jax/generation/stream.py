@@ -20,6 +20,7 @@ from wmtp_jax.generation.prompts import Prompts, encode_prompts
 from wmtp_jax.generation.rows import Event, Finished, Row
 from wmtp_jax.generation.stats import Meter, Stats
 from wmtp_jax.model import Model
+from wmtp_jax.models.parameters import pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class Stream(Iterator[Event]):
 
     def __init__(self, model: Model, prompts: Prompts, options: GenerateOptions):
         self._model = model
+        self._packed = pack(model.decoder)
         self._options = options
         self._drafter = make_drafter(model, options)
         self._prompts = encode_prompts(model, prompts, new_positions=options.max_new_tokens + self._drafter.gamma)
@@ -123,7 +125,7 @@ class Stream(Iterator[Event]):
             dtype=jnp.dtype(options.cache_dtype or model.embedding.dtype),
             penalized=self._sampling.penalized,
         )
-        meter.target_cache_bytes = _nbytes((state.cache.keys, state.cache.values))
+        meter.target_cache_bytes = _nbytes(state.cache) - state.cache.table.nbytes
         meter.draft_cache_bytes = _nbytes(state.draft)
         meter.recurrent_state_bytes = _nbytes(state.recurrent)
         return state
@@ -154,7 +156,7 @@ class Stream(Iterator[Event]):
     def _decode(self, state: DecodeState, stops: jax.Array) -> tuple[DecodeState, Emitted]:
         """Some steps, and what they emitted as host arrays."""
         steps = self._options.steps_per_read
-        state, emitted = decode(self._model.decoder, self._drafter, state, self._sampling, stops, steps)
+        state, emitted = decode(self._packed, self._drafter, state, self._sampling, stops, steps)
         return state, jax.device_get(emitted)
 
     def _with_finished_rows(self, state: DecodeState) -> DecodeState:
