@@ -73,3 +73,11 @@ def ungroup_queries(x: Float[Array, "B K Q D"], tokens: int) -> Float[Array, "B 
     """The inverse of ``group_queries``."""
     rows, kv_heads, _, size = x.shape
     return x.reshape(rows, kv_heads, -1, tokens, size).transpose(0, 3, 1, 2, 4).reshape(rows, tokens, -1, size)
+
+
+def merge(partials: Partial) -> Partial:
+    """One from several over the same queries and different keys, stacked on a leading axis."""
+    maximum = partials.maximum.max(axis=0)
+    weight = jnp.exp(partials.maximum - maximum)
+    weighted = (partials.weighted * weight[..., None]).sum(axis=0)
+    return Partial(maximum, (partials.total * weight).sum(axis=0), weighted)

@@ -25,7 +25,7 @@ class Replay(NamedTuple):
     log_decay: Float[Array, "*B T H"]
 
 
-_IMPLEMENTATIONS = ("reference", "xla")
+_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu")
 
 
 def gated_delta_rule(

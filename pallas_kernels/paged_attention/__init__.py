@@ -4,7 +4,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import choose
 
-_IMPLEMENTATIONS = ("reference", "xla")
+_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu")
 
 
 def paged_attention(
