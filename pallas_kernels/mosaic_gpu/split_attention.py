@@ -221,14 +221,14 @@ def _step(plan: Plan, smem, bounds, index, slot, refill, carry):
         smem["weights"].at[part][...] = values
     plgpu.commit_smem()
     values = _operands(plan, smem, "v", slot)
-    width = weighted[0].shape[1]
-    added = [
-        _product(smem["weights"], values, width, lambda tile, at=piece * width: tile.at[:, pl.ds(at, width)])
-        for piece in range(len(weighted))
-    ]
-    weighted = tuple(x * _across(old, 0, width) + y for x, y in zip(weighted, added, strict=True))
+    updated = []
+    # One piece after the other: two accumulators at once would not fit into the registers.
+    for piece, sums in enumerate(weighted):
+        columns = pl.ds(piece * sums.shape[1], sums.shape[1])
+        added = _product(smem["weights"], values, sums.shape[1], lambda tile, at=columns: tile.at[:, at])
+        updated.append(sums * _across(old, 0, sums.shape[1]) + added)
     refill("v")
-    return highest, total, weighted
+    return highest, total, tuple(updated)
 
 
 def _across(vector, axis: int, width: int = KEYS):
