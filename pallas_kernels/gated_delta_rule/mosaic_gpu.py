@@ -1,10 +1,10 @@
 """Pallas Mosaic GPU (Hopper): the recurrence as written, its state in registers from the first token to the last.
 
-The columns of dv never meet, so a block of threads takes 64 of them of one row and head, 32 heads of 128 fill half an
-H200 for one row, and nothing is exchanged between blocks. A token costs two sums over dk within quads of threads and
-no barrier, some 400 cycles, whatever the batch: 0.1 ms for a chunk of 512. The chunked form does 5 times the arithmetic
-of it on tensor cores, but float32 needs six bfloat16 products there, the blocks of its inverse are far below a tile of
-64, and chunks remain sequential: at best twice as fast, with more rounding. Queries, keys and values arrive by TMA,
+The columns of dv never meet, so a block of threads takes 64 of them of one row and head, and nothing is exchanged
+between blocks. A token costs two sums over dk within quads of threads and no barrier: by count of instructions some
+400 cycles, 0.1 ms for a chunk of 512, whatever the number of rows up to the width of the machine. The chunked form on
+tensor cores needs six bfloat16 products for one in float32, inverts in blocks far below a tile of 64, and its chunks
+remain sequential: at best twice as fast by the same count, with more rounding. Queries, keys and values arrive by TMA,
 one batch of tokens ahead.
 """
 
