@@ -5,7 +5,7 @@ PROMPT ?= The President shall
 
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit gpu-check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo-installed
@@ -26,6 +26,10 @@ clean:
 
 unit: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Needs a GPU of compute capability 9.0 and jax with CUDA in the environment: `make gpu-check VENV=...`.
+gpu-check:
+	$(BIN)/python -m wmtp_jax.bench.gpu_check --out build/gpu-check
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -8,6 +8,8 @@ import jax
 # Interpreted and lowered everywhere, but not yet checked on a device: there, None stays with the portable form.
 _DEFAULT = "xla"
 _BACKENDS = {"mosaic_gpu": "gpu", "mosaic_tpu": "tpu"}
+# Hopper: wgmma and TMA.
+_LEAST_CAPABILITY = {"mosaic_gpu": (9, 0)}
 
 
 def choose(op: str, implementations: Collection[str], implementation: str | None) -> Callable:
@@ -25,4 +27,16 @@ def choose(op: str, implementations: Collection[str], implementation: str | None
         raise ValueError(
             f"{op}: implementation={name!r} needs a {needed.upper()} and JAX found a {here.upper()}; take None"
         )
+    if name in _LEAST_CAPABILITY:
+        refuse_older(op, name, getattr(jax.devices()[0], "compute_capability", ""))
     return getattr(importlib.import_module(f"pallas_kernels.{op}.{name}"), op)
+
+
+def refuse_older(op: str, name: str, capability: str) -> None:
+    """Raises ValueError when a GPU of this compute capability, "8.6" for example, cannot run ``name``."""
+    needed = _LEAST_CAPABILITY[name]
+    if capability and tuple(int(part) for part in capability.split(".")) < needed:
+        raise ValueError(
+            f"{op}: implementation={name!r} needs a GPU of compute capability {'.'.join(map(str, needed))} or later "
+            f"and this one has {capability}; take None"
+        )

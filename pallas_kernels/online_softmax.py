@@ -58,12 +58,12 @@ def add(
     return Partial(maximum, total, partial.weighted * old[..., None] + added)
 
 
-def merge(first: Partial, second: Partial) -> Partial:
-    """The sums over both sets of keys."""
-    maximum = jnp.maximum(first.maximum, second.maximum)
-    old, new = jnp.exp(first.maximum - maximum), jnp.exp(second.maximum - maximum)
-    weighted = first.weighted * old[..., None] + second.weighted * new[..., None]
-    return Partial(maximum, first.total * old + second.total * new, weighted)
+def merge(partials: Partial) -> Partial:
+    """One from several over the same queries and different keys, stacked on a leading axis."""
+    maximum = partials.maximum.max(axis=0)
+    weight = jnp.exp(partials.maximum - maximum)
+    weighted = (partials.weighted * weight[..., None]).sum(axis=0)
+    return Partial(maximum, (partials.total * weight).sum(axis=0), weighted)
 
 
 def over_blocks(body: Callable[[Array, Partial], Partial], trips: Int[Array, ""], nothing: Partial) -> Partial:
@@ -77,7 +77,7 @@ def over_blocks(body: Callable[[Array, Partial], Partial], trips: Int[Array, ""]
 
     even, odd = jax.lax.fori_loop(0, trips // 2, pair, (nothing, nothing))
     even = jax.lax.fori_loop(trips // 2 * 2, trips, body, even)
-    return merge(even, odd)
+    return merge(jax.tree.map(lambda *x: jnp.stack(x), even, odd))
 
 
 def finish(partial: Partial) -> Float[Array, "B K Q D"]:

@@ -25,7 +25,7 @@ class Replay(NamedTuple):
     log_decay: Float[Array, "*B T H"]
 
 
-_IMPLEMENTATIONS = ("reference", "xla", "mosaic_tpu")
+_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu", "mosaic_tpu")
 
 
 def gated_delta_rule(

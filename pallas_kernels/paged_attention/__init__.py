@@ -4,7 +4,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import choose
 
-_IMPLEMENTATIONS = ("reference", "xla", "mosaic_tpu")
+_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu", "mosaic_tpu")
 
 
 def paged_attention(

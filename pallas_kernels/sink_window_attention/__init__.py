@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.dispatch import choose
 from pallas_kernels.sink_window_attention.slots import ring_positions, ring_slot
 
-_IMPLEMENTATIONS = ("reference", "xla", "mosaic_tpu")
+_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu", "mosaic_tpu")
 
 
 def sink_window_attention(

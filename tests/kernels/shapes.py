@@ -73,3 +73,29 @@ DELTAS = {
     "one past a chunk": Delta(1, 65, 3, 8, 8),
     "several chunks": Delta(1, 150, 2, 128, 64),
 }
+
+# What the Mosaic GPU kernels take: head dimensions of 64, 128 or 256, pages of 64 tokens and more, rings of 64 slots.
+GPU_PAGED = {
+    "first token of an empty row": Attention((0,), 1, 1, 1, 64, 64),
+    "mixed batch, pages half full": Attention((5, 197, 64), 4, 2, 3, 64, 64),
+    "edges of tiles and pages": Attention((63, 64, 127), 1, 1, 4, 128, 128),
+    "longest run, sixteen queries a key head": Attention((150,), 9, 1, 16, 64, 64),
+    "verified run of the 35B": Attention((300, 0), 7, 2, 8, 256, 256),
+    "prefill chunk over tiles": Attention((70, 0), 37, 1, 4, 128, 64),
+}
+
+GPU_WINDOWS = {
+    "one below the edge": Window((67,), 1, 64, 4, 4, 1, 4, 64),
+    "on the edge and past it": Window((68, 69), 1, 64, 4, 4, 1, 4, 64),
+    "wrapped many times, odd slots": Window((31, 1057, 131), 3, 64, 3, 6, 2, 3, 64),
+    "no sink, tiles of eight": Window((390, 4), 3, 65, 0, 7, 2, 1, 128),
+    "window of one": Window((400, 2), 1, 1, 80, 2, 1, 16, 128),
+    "native, several tiles": Window((300, 150, 0), 2, 320, 0, 0, 1, 3, 64),
+}
+
+GPU_DELTAS = {
+    "one token": Delta(1, 1, 2, 64, 64),
+    "verified run of the 35B": Delta(2, 7, 1, 128, 128),
+    "longest verified run": Delta(1, 9, 2, 256, 64),
+    "batch of copies and one more": Delta(1, 33, 1, 64, 64),
+}
