@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.online_softmax import MASKED, Partial, finish
+from pallas_kernels.online_softmax import MASKED, Partial, finish, merge
 
 LANES = 128
 # Shares of the 16 MiB of VMEM that a kernel gets by default: one of four key and value buffers, and the rows of float32
@@ -165,17 +165,9 @@ def run(
         interpret=pltpu.InterpretParams() if interpret else False,
         name=name,
     )(*scalars, *queries, *caches)
-    return finish(_combine(Partial(maximum[..., 0], total[..., 0], weighted)))
+    return finish(merge(Partial(maximum[..., 0], total[..., 0], weighted)))
 
 
 def tile_spec(kv_heads: int, tiling: Tiling, size: int) -> pl.BlockSpec:
     """A tile of q [B K Q D]."""
     return pl.BlockSpec((None, kv_heads, tiling.rows, size), lambda split, row, at, *_: (row, 0, at, 0))
-
-
-def _combine(splits: Partial) -> Partial:
-    """One result from those of disjoint shares of the context, axis 0."""
-    maximum = splits.maximum.max(axis=0)
-    weight = jnp.exp(splits.maximum - maximum)
-    total = (splits.total * weight).sum(axis=0)
-    return Partial(maximum, total, (splits.weighted * weight[..., None]).sum(axis=0))
