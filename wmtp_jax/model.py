@@ -41,6 +41,10 @@ class Model:
         """A bare prompt's token ids. Raises UserError without a tokenizer and for invalid Unicode."""
         return encode(self._tokenizer(), text, add_special_tokens=True)
 
+    def encode_bare(self, text: str) -> list[int]:
+        """Token ids of a piece of a prompt, without what the tokenizer puts around a whole one."""
+        return encode(self._tokenizer(), text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that asks for the next turn. Raises UserError without a chat template."""
         if self.chat_template is None:

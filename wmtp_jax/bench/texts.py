@@ -1,6 +1,7 @@
 """Held-out text: how it is packed, read, and cut into prompts. Loads no JAX."""
 
 import gzip
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
@@ -60,6 +61,13 @@ def _json_texts(lines: str) -> list[str]:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a text is not a string")
     return texts
+
+
+def long_documents(documents: list[list[int]], longest: int) -> list[list[int]]:
+    """The documents' tokens as they are, or, where none has ``longest`` of them, all as one."""
+    if any(len(ids) >= longest for ids in documents):
+        return documents
+    return [list(itertools.chain.from_iterable(documents))]
 
 
 def prompt_ends(lengths: Sequence[int], longest: int, count: int) -> list[tuple[int, int]]:

@@ -29,12 +29,13 @@ def register(app: typer.Typer) -> None:
 
 def accept_command(
     model: _Model = "demo",
+    tasks: Annotated[str, typer.Option(help=f"Of {', '.join(settings.TASKS)}.")] = settings.CONTINUATION,
     gamma: _Gamma = settings.AcceptOptions.gamma,
-    windows: Annotated[str, typer.Option(help="Draft windows; native is none.")] = "native,128,512,1024",
-    sink: _Sink = settings.AcceptOptions.sink,
-    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "512,2048,4096,16384",
+    windows: Annotated[str, typer.Option(help="Draft windows; native or 0 is none.")] = "native,128,512,1024",
+    sinks: Annotated[str, typer.Option(help="First tokens that each window is joined by.")] = "4",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts; 4K is 4096.")] = "512,2048,4096,16384",
     new_tokens: _NewTokens = settings.AcceptOptions.new_tokens,
-    prompts: Annotated[int, typer.Option(help="Places of the text to continue.")] = settings.AcceptOptions.prompts,
+    prompts: Annotated[int, typer.Option(help="Prompts of each task.")] = settings.AcceptOptions.prompts,
     rows: Annotated[int, typer.Option(help="Prompts that run as one batch.")] = settings.AcceptOptions.rows,
     text: _Text = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = settings.AcceptOptions.temperature,
@@ -42,13 +43,15 @@ def accept_command(
     trained_context: Annotated[
         int | None, typer.Option(help="Mark contexts beyond it.", show_default="the model's own")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw it.", show_default=False)] = None,
     json: _Json = False,
 ) -> None:
-    """Acceptance of drafts by position, native and windowed, as the context grows."""
+    """Acceptance of drafts by position, native and windowed, as the context grows, on text and on long tasks."""
     given = settings.AcceptOptions(
+        tasks=settings.parse_names(tasks),
         gamma=gamma,
         windows=settings.parse_windows(windows),
-        sink=sink,
+        sinks=settings.parse_counts("sinks", sinks),
         contexts=settings.parse_counts("contexts", contexts),
         new_tokens=new_tokens,
         prompts=prompts,
@@ -56,17 +59,23 @@ def accept_command(
         temperature=temperature,
         seed=seed,
     )
-    from wmtp_jax.bench import accept, tables
+    from wmtp_jax.bench import accept, accept_plot, accept_tables, tables
 
+    if plot is not None:
+        accept_plot.require_plot(plot)
     loaded = _load(model)
     own = settings.DEMO_TRAINED_CONTEXT if model == "demo" else accept.trained_context(loaded.config)
     limit = own if trained_context is None else trained_context
-    results = accept.measure(loaded, given, text, limit, note)
+    results, positions = accept.measure(loaded, given, text, limit, note), loaded.config.max_positions
+    if plot is not None:
+        accept_plot.plot_acceptance(results, plot)
     if json:
         contexts_json = [dict(same_text=result.same_text, **vars(result)) for result in results]
-        print_json(dict(model=model, options=given, trained_context=limit, contexts=contexts_json))
+        limits = dict(trained_context=limit, max_positions=positions)
+        print_json(dict(model=model, options=given, **limits, contexts=contexts_json))
     else:
-        tables.show(tables.accept_table(results, given, limit))
+        for table in accept_tables.accept_tables(results, given, limit, positions):
+            tables.show(table)
 
 
 def versus_hf_command(
