@@ -20,7 +20,7 @@ def require_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"--plot {path}: there is no folder {path.parent}")
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(f"{error}: --plot needs the extra `plot` (pip install 'wmtp-jax[plot]')") from None
 
@@ -28,7 +28,7 @@ def require_plot(path: Path) -> None:
 def plot_acceptance(results: Sequence[ContextResult], path: Path) -> None:
     """Writes a PNG: a panel a task, a color a context, a line style a sink; native is the last place on the axis."""
     # Not pyplot: it would look for a screen.
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     tasks = list(dict.fromkeys(result.task for result in results))
     width, height = _PANEL_INCHES

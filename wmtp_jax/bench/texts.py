@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wmtp_jax.errors import UserError
+from wmtp_jax.folders import DEMO_FOLDER
 
 HELD_OUT_NAME = "held_out.jsonl.gz"
-DEMO_HELD_OUT = Path(__file__).parents[1] / "demo_model" / HELD_OUT_NAME
+DEMO_HELD_OUT = DEMO_FOLDER / HELD_OUT_NAME
 _LIMIT_BYTES = 400_000
 
 

@@ -7,6 +7,7 @@ import typer
 
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
+from wmtp_jax.folders import DEMO, model_folder
 
 _PACKAGED = "the packaged held-out text"
 _Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def accept_command(
-    model: _Model = "demo",
+    model: _Model = DEMO,
     tasks: Annotated[str, typer.Option(help=f"Of {', '.join(settings.TASKS)}.")] = settings.CONTINUATION,
     gamma: _Gamma = settings.AcceptOptions.gamma,
     windows: Annotated[str, typer.Option(help="Draft windows; native or 0 is none.")] = "native,128,512,1024",
@@ -64,7 +65,7 @@ def accept_command(
     if plot is not None:
         accept_plot.require_plot(plot)
     loaded = _load(model)
-    own = settings.DEMO_TRAINED_CONTEXT if model == "demo" else accept.trained_context(loaded.config)
+    own = settings.DEMO_TRAINED_CONTEXT if model == DEMO else accept.trained_context(loaded.config)
     limit = own if trained_context is None else trained_context
     results, positions = accept.measure(loaded, given, text, limit, note), loaded.config.max_positions
     if plot is not None:
@@ -79,7 +80,7 @@ def accept_command(
 
 
 def versus_hf_command(
-    model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = "demo",
+    model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = DEMO,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 text to continue.", show_default=_PACKAGED)] = None,
     prompt_tokens: Annotated[int, typer.Option(help="How much of it.")] = 512,
     new_tokens: _NewTokens = settings.VersusOptions.new_tokens,
@@ -112,7 +113,7 @@ def versus_hf_command(
 
 
 def start_command(
-    model: _Model = "demo",
+    model: _Model = DEMO,
     contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "64,8192,16384",
     new_tokens: _NewTokens = settings.StartOptions.new_tokens,
     gamma: _Gamma = settings.StartOptions.gamma,
@@ -132,7 +133,7 @@ def start_command(
         repeats=repeats,
     )
     from wmtp_jax.bench import start
-    from wmtp_jax.bench.prompts import beginning_as_text, model_folder
+    from wmtp_jax.bench.prompts import beginning_as_text
 
     folder = model_folder(model)
     prompts = [beginning_as_text(folder, text, tokens) for tokens in given.contexts]

@@ -16,7 +16,11 @@ from wmtp_jax.models.delta_net import commit_delta
 
 
 class Emitted(NamedTuple):
-    """What a few steps emitted: the first ``count`` tokens a row, and how many rows accepted how many drafts."""
+    """What a few steps emitted: the first ``count`` tokens a row.
+
+    ``accepted[n]`` counts a row's steps that emitted n + 1 tokens: n drafts and the target's own next token, unless the
+    row's end cut the step short.
+    """
 
     tokens: Int[Array, "B R"]
     count: Int[Array, " B"]
@@ -26,10 +30,10 @@ class Emitted(NamedTuple):
 
 def step(
     model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"], Int[Array, " B"]]:
+) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
     """One step for every row that is not done.
 
-    Returns the state, the target's choices [B, N], how many of them are emitted, and how many drafts were right.
+    Returns the state, the target's choices [B, N], and how many of them are emitted.
     """
     drafts, draft = drafter.propose(model, state, sampling)
     choices, hidden, runs, cache = _verify(model, state, drafts, sampling)
@@ -54,7 +58,7 @@ def step(
         done=state.done | stopped | (remaining <= 0),
         history=None if state.history is None else state.history.add(choices, emitted),
     )
-    return new, choices, count, accepted
+    return new, choices, count
 
 
 def _verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling):
@@ -98,13 +102,12 @@ def decode(
 
     def body(carry):
         state, out = carry
-        alive = ~state.done
-        state, choices, count, accepted = step(model, drafter, state, sampling, stops)
+        state, choices, count = step(model, drafter, state, sampling, stops)
         offsets = jnp.arange(run)
         # A slot past the buffer is dropped: choices that are not emitted go nowhere.
         slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])
         tokens = out.tokens.at[jnp.arange(rows)[:, None], slot].set(choices, mode="drop")
-        histogram = out.accepted + jnp.sum((accepted[:, None] == offsets) & alive[:, None], axis=0)
+        histogram = out.accepted + jnp.sum(count[:, None] - 1 == offsets, axis=0)
         return state, Emitted(tokens, out.count + count, histogram, out.steps + 1)
 
     empty = Emitted(
