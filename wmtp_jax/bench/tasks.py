@@ -76,10 +76,11 @@ def _needles(text: Haystack, context: int, start: int, rng: np.random.Generator)
     keys = rng.permutation(np.array(text.words))[:count].tolist()
     values = [f"{value:07d}" for value in rng.choice(9_000_000, count, replace=False) + 1_000_000]
     lines = [f"\nThe secret number of {key} is {value}.\n" for key, value in zip(keys, values, strict=True)]
-    asked = ", ".join(keys[:_ASKED_NEEDLES])
+    wanted = rng.choice(count, _ASKED_NEEDLES, replace=False)
+    asked = ", ".join(keys[i] for i in wanted)
     head = "Some secret numbers are hidden in the following text. Remember them.\n"
     tail = f"\nQuestion: What are the secret numbers of {asked}?\nAnswer: The secret numbers of {asked} are"
-    return TaskPrompt(_hidden(text, context, start, rng, head, lines, tail), tuple(values[:_ASKED_NEEDLES]))
+    return TaskPrompt(_hidden(text, context, start, rng, head, lines, tail), tuple(values[i] for i in wanted))
 
 
 def _variables(text: Haystack, context: int, start: int, rng: np.random.Generator) -> TaskPrompt:
