@@ -152,7 +152,7 @@ def _measure_context(
     def told(line: str) -> None:
         note(f"{task}, context {context}: {line}")
 
-    told(f"plain decoding and {len(drafters)} drafters")
+    told(f"decoding in {1 + len(drafters)} ways")
     ids = [prompt.ids for prompt in prompts]
     plain, *runs = run_drafters(model.decoder, [Plain(), *drafters], ids, options, told)
     native = next((run for run, drafter in zip(runs, drafters, strict=True) if not drafter.window), None)
