@@ -1,10 +1,11 @@
 """Softmax-weighted sums over keys that arrive block by block (Milakov and Gimelshein, arXiv 1805.02867)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 # A finite stand-in for minus infinity: differences of two of them stay finite.
 MASKED = -1e30
@@ -55,6 +56,28 @@ def add(
     weights = weights.astype(v.dtype)
     added = jnp.einsum("bkqp,bkpd->bkqd", weights, v, preferred_element_type=jnp.float32, precision=exact)
     return Partial(maximum, total, partial.weighted * old[..., None] + added)
+
+
+def merge(first: Partial, second: Partial) -> Partial:
+    """The sums over both sets of keys."""
+    maximum = jnp.maximum(first.maximum, second.maximum)
+    old, new = jnp.exp(first.maximum - maximum), jnp.exp(second.maximum - maximum)
+    weighted = first.weighted * old[..., None] + second.weighted * new[..., None]
+    return Partial(maximum, first.total * old + second.total * new, weighted)
+
+
+def over_blocks(body: Callable[[Array, Partial], Partial], trips: Int[Array, ""], nothing: Partial) -> Partial:
+    """``body(index, partial)`` for every index below ``trips``, even and odd ones in two independent chains.
+
+    One chain alone leaves half of a CPU idle: each of its small operations waits for the one before.
+    """
+
+    def pair(index, chains):
+        return body(2 * index, chains[0]), body(2 * index + 1, chains[1])
+
+    even, odd = jax.lax.fori_loop(0, trips // 2, pair, (nothing, nothing))
+    even = jax.lax.fori_loop(trips // 2 * 2, trips, body, even)
+    return merge(even, odd)
 
 
 def finish(partial: Partial) -> Float[Array, "B K Q D"]:

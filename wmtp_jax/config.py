@@ -178,7 +178,10 @@ def config_to_json(config: ModelConfig) -> str:
 
 
 def config_from_json(text: str) -> ModelConfig:
-    """Reads ``config_to_json`` output. Raises ConfigError for unknown or missing fields."""
+    """Reads ``config_to_json`` output, or TOML fields, in which ``rope`` is false for none.
+
+    Raises ConfigError for unknown or missing fields.
+    """
     try:
         fields: dict[str, Any] = json.loads(text)
         for name, section in _SECTIONS.items():
@@ -192,6 +195,9 @@ def config_from_json(text: str) -> ModelConfig:
 
 
 def _section(section: type, fields: dict[str, Any]) -> Any:
+    if section is AttentionConfig and fields.get("rope") is False:
+        # TOML has no null.
+        fields = {**fields, "rope": None}
     if section is AttentionConfig and fields.get("rope"):
         rope = dict(fields["rope"])
         if rope.get("scaling"):

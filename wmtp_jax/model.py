@@ -13,13 +13,11 @@ from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO, model_folder
-from wmtp_jax.models.decoder import Decoder, unroll
+from wmtp_jax.models.decoder import Decoder, prefers_unrolled, unroll
 from wmtp_jax.text.chat import ChatTemplate, Message, load_chat_template
 from wmtp_jax.text.tokenizer import TOKENIZER_NAME, decode, encode, load_tokenizer
 
 DTYPES = ("float32", "bfloat16")
-# A CPU decodes from unstacked parameters up to this depth; beyond it, compiling every period costs too much.
-UNROLLED_PERIODS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def load(path: str | Path = DEMO, *, dtype: str | jnp.dtype | None = None, no_mt
         config, decoder = load_checkpoint(folder, dtype, no_mtp=no_mtp)
     else:
         config, decoder = load_hf(folder, dtype=dtype, no_mtp=no_mtp)
-    if jax.default_backend() == "cpu" and config.num_periods <= UNROLLED_PERIODS:
+    if prefers_unrolled(config):
         decoder = unroll(decoder)
     return Model(
         decoder=decoder,

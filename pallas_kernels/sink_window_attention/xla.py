@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from pallas_kernels import online_softmax
 from pallas_kernels.sink_window_attention.slots import ring_positions
 
-BLOCK = 1024
+BLOCK = 4096
 
 
 def sink_window_attention(q, k_ring, v_ring, positions, window_start, sink):
@@ -17,7 +17,8 @@ def sink_window_attention(q, k_ring, v_ring, positions, window_start, sink):
     held = ring_positions(last, sink, capacity)[:, None, :]
     visible = (held >= 0) & (held <= positions[..., None]) & ((held < sink) | (held >= window_start[..., None]))
     visible = jnp.tile(visible, (1, groups, 1))
-    size = min(BLOCK, capacity)
+    # A window somewhat past one block is cheaper in one pass than in two overlapping ones.
+    size = capacity if capacity < 2 * BLOCK else BLOCK
 
     def body(index, partial):
         # The last block is moved back to end with the ring; slots it shares with the block before are masked.
@@ -32,5 +33,5 @@ def sink_window_attention(q, k_ring, v_ring, positions, window_start, sink):
         partial = online_softmax.add(partial, grouped, k_ring, v_ring, visible)
     else:
         filled = jnp.minimum(jnp.max(last) + 1, capacity)
-        partial = jax.lax.fori_loop(0, (filled + size - 1) // size, body, partial)
+        partial = online_softmax.over_blocks(body, (filled + size - 1) // size, partial)
     return online_softmax.ungroup_queries(online_softmax.finish(partial), tokens).astype(q.dtype)

@@ -10,7 +10,7 @@ from tests.bench.folders import tiny, write_words
 from wmtp_jax.bench.accept import ContextResult, DrafterResult, measure
 from wmtp_jax.bench.accept_plot import _draw, plot_acceptance, require_plot
 from wmtp_jax.bench.accept_tables import accept_tables, length_table, sink_table
-from wmtp_jax.bench.options import AcceptOptions, parse_counts, parse_names, parse_windows
+from wmtp_jax.bench.options import AcceptOptions, parse_contexts, parse_counts, parse_names, parse_windows
 from wmtp_jax.errors import UserError
 
 OPTIONS = AcceptOptions(
@@ -104,6 +104,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_lists_are_read_with_units_and_names() -> None:
-    assert parse_counts("contexts", "4K, 512,1m") == (4096, 512, 2**20)
-    assert parse_windows("native,1K,7") == (0, 1024, 7)
+    assert parse_contexts("4K, 512,1m") == (4096, 512, 2**20)
+    assert parse_counts("sinks", "0, 64") == (0, 64)
+    assert parse_windows("native,1024, 7,0") == (0, 1024, 7, 0)
     assert parse_names("needles, common") == ("needles", "common")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import MAX_GAMMA
+from wmtp_jax.plan.units import parse_tokens
 
 NATIVE = "native"
 CONTINUATION = "continuation"
@@ -11,7 +12,6 @@ TASKS = ("needles", "frequent", "common", "variables", CONTINUATION)
 # What the demo model was trained on at most; its rotary positions are not stretched beyond.
 DEMO_TRAINED_CONTEXT = 4096
 _MOST_DIGITS = 12
-_UNITS = {"K": 2**10, "M": 2**20}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,13 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """``"512,4K"`` as numbers, K being 1024 and M its square. Raises UserError that names the option."""
+    """``"0,64"`` as numbers. Raises UserError that names the option."""
     return tuple(_count(option, part.strip()) for part in text.split(","))
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """``"512,4K"`` as numbers of tokens. Raises UserError that names the option."""
+    return tuple(parse_tokens(part, "contexts") for part in text.split(","))
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
@@ -121,12 +126,10 @@ def require(option: str, value: int, low: int, high: int | None = None) -> None:
 
 
 def _count(option: str, part: str) -> int:
-    unit = _UNITS.get(part[-1:].upper(), 1)
-    digits = part if unit == 1 else part[:-1]
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+    if not (part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS):
         words = f"{NATIVE} or numbers" if option == "windows" else "numbers"
         raise UserError(f"--{option}: {part!r} is not a whole number; give {words} with commas between")
-    return int(digits) * unit
+    return int(part)
 
 
 def _require_counts(option: str, values: tuple[int, ...], low: int) -> None:

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import jax
 
 from wmtp_jax.errors import UserError
 
@@ -75,6 +78,17 @@ def race(
             timings[name].first_seconds.append(_seconds(run, 1))
             timings[name].seconds.append(_seconds(run, new_tokens))
     return timings
+
+
+def seconds_of(run: Callable[..., Any], *arguments: Any, repeats: int) -> float:
+    """Median seconds of a call on the device, after one that is not measured."""
+    jax.block_until_ready(run(*arguments))
+    seconds = Spread()
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(run(*arguments))
+        seconds.append(time.perf_counter() - begin)
+    return seconds.median
 
 
 def _seconds(run: Contender, new_tokens: int) -> float:

@@ -53,7 +53,7 @@ def accept_command(
         gamma=gamma,
         windows=settings.parse_windows(windows),
         sinks=settings.parse_counts("sinks", sinks),
-        contexts=settings.parse_counts("contexts", contexts),
+        contexts=settings.parse_contexts(contexts),
         new_tokens=new_tokens,
         prompts=prompts,
         rows=rows,
@@ -125,7 +125,7 @@ def start_command(
 ) -> None:
     """Time from `wmtp generate` to its first text, cold and warm, and its peak memory."""
     given = settings.StartOptions(
-        contexts=settings.parse_counts("contexts", contexts),
+        contexts=settings.parse_contexts(contexts),
         new_tokens=new_tokens,
         gamma=gamma,
         window=window,

@@ -50,7 +50,9 @@ def generate_command(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     chunk: Annotated[int, typer.Option(help="Prompt tokens a forward pass.")] = Defaults.chunk,
-    page_size: Annotated[int, typer.Option(help="Positions a cache page.")] = Defaults.page_size,
+    page_size: Annotated[
+        int | None, typer.Option(help="Positions a cache page; by default what this machine reads fastest.")
+    ] = Defaults.page_size,
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
     ] = None,

@@ -18,7 +18,7 @@ import typer
 from wmtp_jax.cli.output import note
 from wmtp_jax.errors import UserError
 
-COMMAND_MODULES = ("generate", "convert", "inspect", "bench", "train")
+COMMAND_MODULES = ("generate", "convert", "inspect", "bench", "plan", "train")
 TRACEBACK_VARIABLE = "WMTP_TRACEBACK"
 
 

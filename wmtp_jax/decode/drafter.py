@@ -119,9 +119,15 @@ def draft_run(
     model: Decoder, state: DecodeState, gamma: int, sampling: Sampling
 ) -> tuple[Int[Array, "B gamma"], Float[Array, "B gamma V"], DraftRing]:
     """Drafted tokens, the logits they were chosen from, and the ring with all their entries."""
+    return draft_decode(model, state, draft_extend(model, state), gamma, sampling)
+
+
+def draft_decode(
+    model: Decoder, state: DecodeState, ring: DraftRing, gamma: int, sampling: Sampling
+) -> tuple[Int[Array, "B gamma"], Float[Array, "B gamma V"], DraftRing]:
+    """``gamma`` recurrent steps after the entries of the last run are stored. The same values as ``draft_run``."""
     mtp = _head(model)
     run, length = state.committed, state.length
-    ring = _extend(model, mtp, state)
     newest = jnp.maximum(run.count - 1, 0)[:, None, None]
     hidden = jnp.take_along_axis(run.hidden, newest, axis=1)
 
@@ -142,9 +148,9 @@ def draft_run(
     return tokens.T, jnp.moveaxis(logits, 0, 1), ring
 
 
-def _extend(model: Decoder, mtp: MTP, state: DecodeState) -> DraftRing:
+def draft_extend(model: Decoder, state: DecodeState) -> DraftRing:
     """Stores the entries of the last run, from true target hidden states, over what was drafted in their place."""
-    run = state.committed
+    mtp, run = _head(model), state.committed
     offsets = jnp.arange(run.tokens.shape[1])
     positions = (state.length - run.count)[:, None] + offsets
     entries = mtp.entries(run.hidden, model.embed(run.tokens))

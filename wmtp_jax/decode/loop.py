@@ -2,17 +2,18 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
+from wmtp_jax.cache.paged import PagedCache
 from wmtp_jax.decode.drafter import Drafter
 from wmtp_jax.decode.sampling import Sampling, choose_run
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.delta_net import commit_delta
+from wmtp_jax.models.delta_net import DeltaReplay, commit_delta
 
 
 class Emitted(NamedTuple):
@@ -28,6 +29,15 @@ class Emitted(NamedTuple):
     steps: Int[Array, ""]
 
 
+class Verified(NamedTuple):
+    """One target forward over a run, not yet committed: its choices, hidden states, recurrent replays and caches."""
+
+    choices: Int[Array, "B N"]
+    hidden: Float[Array, "B N M"]
+    runs: tuple[DeltaReplay, ...]
+    cache: PagedCache
+
+
 def step(
     model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
 ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
@@ -36,32 +46,12 @@ def step(
     Returns the state, the target's choices [B, N], and how many of them are emitted.
     """
     drafts, draft = drafter.propose(model, state, sampling)
-    choices, hidden, runs, cache = _verify(model, state, drafts, sampling)
-    accepted = jnp.cumprod(drafts == choices[:, :-1], axis=1).sum(axis=1).astype(jnp.int32)
-    count, stopped = _cut(state, choices, accepted, stops)
-    emitted = jnp.arange(choices.shape[1]) < count[:, None]
-    recurrent = tuple(
-        commit_delta(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
-        for old, run in zip(state.recurrent, runs, strict=True)
-    )
-    newest = jnp.take_along_axis(choices, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    remaining = state.remaining - count
-    new = replace(
-        state,
-        cache=cache,
-        recurrent=recurrent,
-        draft=draft,
-        length=state.length + count,
-        pending=jnp.where(state.done, state.pending, newest),
-        committed=Committed(hidden, choices, count),
-        remaining=remaining,
-        done=state.done | stopped | (remaining <= 0),
-        history=None if state.history is None else state.history.add(choices, emitted),
-    )
-    return new, choices, count
+    verified = verify(model, state, drafts, sampling)
+    state, count = commit(state, drafts, draft, verified, stops)
+    return state, verified.choices, count
 
 
-def _verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling):
+def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling) -> Verified:
     """One target forward over the pending token and the drafts; recurrent layers are left uncommitted."""
     run = jnp.concatenate([state.pending[:, None], drafts], axis=1)
     positions = state.length[:, None] + jnp.arange(run.shape[1])
@@ -72,7 +62,39 @@ def _verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], s
 
     hidden, runs, cache = model.hidden_states(run, positions, None, state.recurrent, state.cache, attend)
     choices = choose_run(sampling, model.logits(hidden), positions + 1, drafts, state.history)
-    return choices, hidden, runs, cache
+    return Verified(choices, hidden, runs, cache)
+
+
+def commit(
+    state: DecodeState, drafts: Int[Array, "B gamma"], draft: Any, verified: Verified, stops: Int[Array, "B E"]
+) -> tuple[DecodeState, Int[Array, " B"]]:
+    """Accepts the longest right prefix of the drafts and one token more, and moves every row's state to its end.
+
+    ``draft`` are the drafter's arrays after it proposed. Returns the state and how many choices each row emits.
+    """
+    choices = verified.choices
+    accepted = jnp.cumprod(drafts == choices[:, :-1], axis=1).sum(axis=1).astype(jnp.int32)
+    count, stopped = _cut(state, choices, accepted, stops)
+    emitted = jnp.arange(choices.shape[1]) < count[:, None]
+    recurrent = tuple(
+        commit_delta(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
+        for old, run in zip(state.recurrent, verified.runs, strict=True)
+    )
+    newest = jnp.take_along_axis(choices, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    remaining = state.remaining - count
+    new = replace(
+        state,
+        cache=verified.cache,
+        recurrent=recurrent,
+        draft=draft,
+        length=state.length + count,
+        pending=jnp.where(state.done, state.pending, newest),
+        committed=Committed(verified.hidden, choices, count),
+        remaining=remaining,
+        done=state.done | stopped | (remaining <= 0),
+        history=None if state.history is None else state.history.add(choices, emitted),
+    )
+    return new, count
 
 
 def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " B"], stops: Int[Array, "B E"]):

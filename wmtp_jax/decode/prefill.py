@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from wmtp_jax.cache.paged import allocate
+from wmtp_jax.cache.paged import allocate, default_page_size
 from wmtp_jax.decode.drafter import Drafter
 from wmtp_jax.decode.sampling import Sampling, choose, start_history
 from wmtp_jax.decode.state import Committed, DecodeState
@@ -23,15 +23,15 @@ def start_state(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: Sequence[int],
     *,
-    page_size: int,
+    page_size: int | None,
     dtype: DTypeLike,
     penalized: bool,
 ) -> DecodeState:
     """Caches and counters for a batch, before any token is read."""
     rows, run = len(prompts), drafter.gamma + 1
-    capacities = [
-        round_capacity(len(prompt) + new + run, page_size) for prompt, new in zip(prompts, max_new_tokens, strict=True)
-    ]
+    needs = [len(prompt) + new + run for prompt, new in zip(prompts, max_new_tokens, strict=True)]
+    page_size = page_size or default_page_size(max(needs))
+    capacities = [round_capacity(positions, page_size) for positions in needs]
     committed = Committed(
         jnp.zeros((rows, run, model.config.hidden_size), model.embedding.dtype),
         jnp.zeros((rows, run), jnp.int32),

@@ -29,7 +29,8 @@ class GenerateOptions:
     - ``seed``: row b draws with seed + b; or a list of seeds, one a row.
     - ``stop``: one stop string or several. The text ends before the first of them.
     - ``ignore_eos``: end-of-text tokens do not end a row.
-    - ``page_size``, ``chunk``: positions a cache page, and prompt tokens a forward pass. Neither changes the text.
+    - ``page_size``, ``chunk``: positions a cache page (None: what this machine reads fastest), and prompt tokens a
+      forward pass. Neither changes the text.
     - ``cache_dtype``: of keys and values; None is the weights' own.
     - ``steps_per_read``: steps between two looks at the emitted tokens: fewer stream more evenly, more cost less.
     - ``drafter``: another way to draft, in place of ``gamma``, ``window`` and ``sink``.
@@ -50,7 +51,7 @@ class GenerateOptions:
     seed: int | Sequence[int] = SamplingParams.seed
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
-    page_size: int = 256
+    page_size: int | None = None
     chunk: int = 256
     cache_dtype: str | None = None
     steps_per_read: int = 8
@@ -62,8 +63,10 @@ class GenerateOptions:
         _require_integer("gamma", self.verified_drafts, 0, MAX_GAMMA)
         _require_integer("window", self.window, 0)
         _require_integer("sink", self.draft_sink, 0)
-        for name in ("page_size", "chunk", "steps_per_read"):
+        for name in ("chunk", "steps_per_read"):
             _require_integer(name, getattr(self, name), 1)
+        if self.page_size is not None:
+            _require_integer("page_size", self.page_size, 1)
         if self.draft_sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
         if self.cache_dtype is not None and str(self.cache_dtype) not in CACHE_DTYPES:

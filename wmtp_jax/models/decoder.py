@@ -20,6 +20,8 @@ Cache = TypeVar("Cache")
 # Stores one attention layer's new keys and values, then attends: (cache, layer, q, k, v) -> (attended, cache).
 Attend = Callable[[Cache, Int[Array, ""], Array, Array, Array], tuple[Float[Array, "B T H D"], Cache]]
 
+_UNROLLED_PERIODS = 16
+
 
 class Decoder(nnx.Module):
     """A hybrid language model. ``blocks`` are the blocks of one period with parameters stacked over the periods."""
@@ -129,6 +131,11 @@ def build(config: ModelConfig, seed: int = 0, dtype: DTypeLike = jnp.float32) ->
 def abstract(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Decoder:
     """The same tree with shapes instead of arrays; allocates nothing."""
     return nnx.eval_shape(lambda: build(config, 0, dtype))
+
+
+def prefers_unrolled(config: ModelConfig) -> bool:
+    """Whether ``unroll`` pays here: on a CPU, up to a depth beyond which compiling every period costs too much."""
+    return jax.default_backend() == "cpu" and config.num_periods <= _UNROLLED_PERIODS
 
 
 def unroll(model: Decoder) -> Decoder:

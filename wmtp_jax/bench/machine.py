@@ -1,0 +1,35 @@
+"""What this machine can do at best, measured in the same run as what is compared with it."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from wmtp_jax.bench.timing import seconds_of
+
+# Far past any cache, and a matrix large enough that its rate has levelled off.
+_READ_BYTES = {"cpu": 2**29, "gpu": 2**32, "tpu": 2**31}
+_MATRIX = {"cpu": 2048, "gpu": 8192, "tpu": 8192}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """``read_bandwidth`` in bytes a second; ``matrix_flops`` a second, of square products in the cache's dtype."""
+
+    device: str
+    read_bandwidth: float
+    matrix_flops: float
+
+
+def measure_machine(dtype: DTypeLike, repeats: int = 5) -> Machine:
+    """The median rates of summing a large array and of multiplying large square matrices."""
+    backend = jax.default_backend()
+    numbers = jnp.ones(_READ_BYTES.get(backend, 2**29) // 4, jnp.float32)
+    read = seconds_of(jax.jit(jnp.sum), numbers, repeats=repeats)
+    bandwidth = numbers.nbytes / read
+    numbers.delete()
+    size = _MATRIX.get(backend, 2048)
+    matrix = jnp.full((size, size), 0.5, dtype)
+    product = seconds_of(jax.jit(lambda a: a @ a), matrix, repeats=repeats)
+    return Machine(device=jax.devices()[0].device_kind, read_bandwidth=bandwidth, matrix_flops=2.0 * size**3 / product)

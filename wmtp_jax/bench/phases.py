@@ -1,0 +1,81 @@
+"""The phases of a step, each repeated in one program so that it can be timed alone.
+
+Every repetition takes something from the one before: XLA moves work that is the same each time out of a loop.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pallas_kernels.paged_attention import paged_attention
+from wmtp_jax.decode.drafter import Drafter, draft_decode, draft_extend
+from wmtp_jax.decode.loop import commit, verify
+from wmtp_jax.decode.sampling import Sampling
+from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.models.decoder import Decoder
+
+Phase = Callable[[Decoder, Drafter, DecodeState, Sampling], DecodeState]
+
+
+def _extend(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    tokens = (state.committed.tokens + 1) % model.config.vocab_size
+    return replace(state, draft=draft_extend(model, state), committed=replace(state.committed, tokens=tokens))
+
+
+def _draft(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    tokens, _, ring = draft_decode(model, state, state.draft, drafter.gamma, sampling)
+    return replace(state, draft=ring, pending=tokens[:, -1])
+
+
+def _verify(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    verified = verify(model, state, _drafts(model, drafter, state), sampling)
+    committed = replace(state.committed, hidden=verified.hidden)
+    return replace(state, cache=verified.cache, pending=verified.choices[:, -1], committed=committed)
+
+
+def _verify_and_commit(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    drafts = _drafts(model, drafter, state)
+    verified = verify(model, state, drafts, sampling)
+    stops = jnp.full((drafts.shape[0], 1), -1)
+    new, _ = commit(state, drafts, state.draft, verified, stops)
+    # The length stays: a phase is timed at one context.
+    return replace(new, length=state.length, remaining=state.remaining)
+
+
+def _drafts(model: Decoder, drafter: Drafter, state: DecodeState) -> Int[Array, "B gamma"]:
+    return (state.pending[:, None] + 1 + jnp.arange(drafter.gamma)) % model.config.vocab_size
+
+
+def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
+    """The target's attention alone: every layer over the whole context, without projections."""
+    cache, a = state.cache, model.config.attention
+    shape = (state.pending.shape[0], drafter.gamma + 1, a.num_heads, a.head_dim)
+    q = jnp.broadcast_to(state.pending[:, None, None, None] % 7 + 1.0, shape).astype(model.embedding.dtype)
+
+    def layer(index, q):
+        table = cache.table + index * cache.pages
+        return paged_attention(q, cache.keys, cache.values, table, state.length)
+
+    q = jax.lax.fori_loop(0, model.config.count("attention"), layer, q)
+    return replace(state, pending=state.pending + (q[:, 0, 0, 0] > 0))
+
+
+PHASES: dict[str, Phase] = {
+    "draft_extend": _extend,
+    "draft_decode": _draft,
+    "verify": _verify,
+    "verify_commit": _verify_and_commit,
+    "attention": _attention,
+}
+
+
+@partial(jax.jit, static_argnames=("phase", "drafter"), donate_argnames="state")
+def run_phase(
+    phase: str, model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, times: Int[Array, ""]
+) -> DecodeState:
+    """One of ``PHASES``, ``times`` times. The state is donated, and comes back with its lengths unchanged."""
+    return jax.lax.fori_loop(0, times, lambda _, state: PHASES[phase](model, drafter, state, sampling), state)
