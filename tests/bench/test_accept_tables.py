@@ -52,7 +52,7 @@ def test_tasks_are_run_like_continuations(results: list[ContextResult]) -> None:
 
 def test_lengths_have_a_line_a_task_and_context_and_a_column_a_drafter(results: list[ContextResult]) -> None:
     table = length_table(results)
-    drafters = ["native", "5, sink 0", "5, sink 2"]
+    drafters = ["native", "5\nsink 0", "5\nsink 2"]
     assert titles(table) == ["task", "context", *drafters, "same text", "answered", "repeats"]
     lines = cells(table)
     assert [line[:2] for line in lines] == [[task, c] for task in OPTIONS.tasks for c in ("350*", "300")]

@@ -102,7 +102,7 @@ def _cells(drafter: DrafterResult) -> list[str]:
 
 
 def _name(drafter: DrafterResult) -> str:
-    return f"{drafter.window}, sink {drafter.sink}" if drafter.window else NATIVE
+    return f"{drafter.window}\nsink {drafter.sink}" if drafter.window else NATIVE
 
 
 def _context(result: ContextResult) -> str:
