@@ -16,7 +16,7 @@ from wmtp_jax.decode.state import DecodeState
 PROMPTS = [[3, 17, 40, 8, 25, 11, 0, 30, 29], [22, 5, 41, 13]]
 SAMPLING = batch_sampling([SamplingParams()] * 2)
 STOPS = jnp.full((2, 1), -1)
-DRAFTERS = (Plain(), MTPDrafter(gamma=2, window=5, sink=1), MTPDrafter(gamma=2), MTPDrafter(gamma=2, window=3))
+DRAFTERS = (Plain(), MTPDrafter(gamma=2, window=5, sink=1), MTPDrafter(gamma=2))
 
 
 def read(drafter: Drafter) -> DecodeState:
