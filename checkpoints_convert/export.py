@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from checkpoints_convert.families import qwen3_5
+from checkpoints_convert.families.hybrid import parse_hybrid
 from checkpoints_convert.layouts import ConvKernel, Layout, Same, Transposed
 from wmtp_jax.config import ConfigError, ModelConfig
 from wmtp_jax.models.decoder import Decoder
@@ -25,7 +26,7 @@ def export_qwen3_5(config: ModelConfig, model: Decoder, folder: Path, *, metadat
     """
     folder.mkdir(parents=True, exist_ok=True)
     hf = hf_config(config)
-    if qwen3_5.parse_config(hf) != config:
+    if parse_hybrid(hf) != config:
         raise ConfigError("this model cannot be described by a Qwen3.5 config.json: it uses parts that format lacks")
     parameters = named_parameters(model)
     tensors = {}

@@ -1,7 +1,7 @@
 """Matches a folder's tensors with a model's parameters, strictly, before any value is read."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,18 @@ class Plan:
         raise_all(f"{folder}: the tensors do not fit the config", self.problems)
 
 
-def raise_all(headline: str, problems: tuple[str, ...] | list[str]) -> None:
+def raise_all(headline: str, problems: Sequence[str]) -> None:
     """One UserError with a headline and up to ``SHOWN_PROBLEMS`` indented lines; nothing without problems."""
     if not problems:
         return
-    lines = [f"{headline} ({len(problems)} problem{'s' if len(problems) > 1 else ''}):"]
-    lines += [f"  {problem}" for problem in problems[:SHOWN_PROBLEMS]]
-    if len(problems) > SHOWN_PROBLEMS:
-        lines.append(f"  ... and {len(problems) - SHOWN_PROBLEMS} more")
-    raise UserError("\n".join(lines))
+    headline = f"{headline} ({len(problems)} problem{'s' if len(problems) > 1 else ''}):"
+    raise UserError("\n".join([headline, *(f"  {line}" for line in shown_problems(problems))]))
+
+
+def shown_problems(problems: Sequence[str]) -> list[str]:
+    """The first ``SHOWN_PROBLEMS``, and how many there are beyond."""
+    hidden = len(problems) - SHOWN_PROBLEMS
+    return [*problems[:SHOWN_PROBLEMS], *([f"... and {hidden} more"] if hidden > 0 else [])]
 
 
 def make_plan(files: TensorFolder, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:

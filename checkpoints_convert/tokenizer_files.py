@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_convert.tensor_files import read_json
+from wmtp_jax.text.chat import token_text
 
 GENERATION_NAME = "generation_config.json"
 _TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -50,17 +51,12 @@ def _tokenizer_eos(folder: Path) -> int | None:
     if not path.is_file():
         return None
     config = read_json(path)
-    eos = _content(config.get("eos_token"))
+    eos = token_text(config.get("eos_token"))
     added = config.get("added_tokens_decoder")
     if isinstance(added, dict):
-        found = next((i for i, token in added.items() if _content(token) == eos), None)
+        found = next((i for i, token in added.items() if token_text(token) == eos), None)
         if found is not None and found.isdecimal():
             return int(found)
     tokenizer = folder / "tokenizer.json"
     listed = read_json(tokenizer).get("added_tokens") if tokenizer.is_file() and eos is not None else None
-    return next((token.get("id") for token in listed or [] if _content(token) == eos), None)
-
-
-def _content(token: Any) -> str | None:
-    value = token.get("content") if isinstance(token, dict) else token
-    return value if isinstance(value, str) else None
+    return next((token.get("id") for token in listed or [] if token_text(token) == eos), None)

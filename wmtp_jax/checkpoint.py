@@ -5,6 +5,7 @@
 loading; parts follow the order in which loading needs them.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ MODEL_NAME = "model.json"
 PARAMS_NAME = "params"
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 1
+_DRAFT_HEAD = "mtp."
 BATCH_BYTES = 256 * 2**20
 
 # Writes the parameters named by the keys into the arrays given for them.
@@ -70,15 +72,20 @@ def default_dtype() -> jnp.dtype:
     return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
 
 
-def load_checkpoint(folder: str | Path, dtype: jnp.dtype | None = None) -> tuple[ModelConfig, Decoder]:
+def load_checkpoint(
+    folder: str | Path, dtype: jnp.dtype | None = None, *, no_mtp: bool = False
+) -> tuple[ModelConfig, Decoder]:
     """The model of a folder that ``wmtp convert`` made: its weights plus one stacked tensor in memory at most.
 
-    ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. Raises UserError for a damaged folder.
+    ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves the draft head on the disk.
+    Raises UserError for a damaged folder.
     """
     folder = Path(folder)
-    config = read_model_config(folder)
+    config, stored = read_model_config(folder), read_index(folder)
     dtype = default_dtype() if dtype is None else jnp.dtype(dtype)
-    stored = read_index(folder)
+    if no_mtp:
+        config = dataclasses.replace(config, mtp_pattern=())
+        stored = {name: parameter for name, parameter in stored.items() if not name.startswith(_DRAFT_HEAD)}
     _check_complete(folder, stored, parameter_shapes(config, dtype))
 
     def fill(outputs: dict[str, np.ndarray]) -> None:

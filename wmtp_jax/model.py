@@ -12,12 +12,11 @@ from tokenizers import Tokenizer
 from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
+from wmtp_jax.folders import DEMO, model_folder
 from wmtp_jax.models.decoder import Decoder, prefers_unrolled, unroll
 from wmtp_jax.text.chat import ChatTemplate, Message, load_chat_template
 from wmtp_jax.text.tokenizer import TOKENIZER_NAME, decode, encode, load_tokenizer
 
-DEMO = "demo"
-DEMO_FOLDER = Path(__file__).parent / "demo_model"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -39,6 +38,10 @@ class Model:
         """A bare prompt's token ids. Raises UserError without a tokenizer and for invalid Unicode."""
         return encode(self._tokenizer(), text, add_special_tokens=True)
 
+    def encode_bare(self, text: str) -> list[int]:
+        """Token ids of a piece of a prompt, without what the tokenizer puts around a whole one."""
+        return encode(self._tokenizer(), text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that asks for the next turn. Raises UserError without a chat template."""
         if self.chat_template is None:
@@ -58,19 +61,16 @@ class Model:
 def load(path: str | Path = DEMO, *, dtype: str | jnp.dtype | None = None, no_mtp: bool = False) -> Model:
     """Loads a folder made by ``wmtp convert``, a Hugging Face folder or hub id, or the packaged ``"demo"``.
 
-    ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves out the draft head of a
-    Hugging Face folder, or accepts that it is missing. Raises UserError for what cannot be loaded.
+    ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves out the draft head, or accepts
+    that it is missing. Raises UserError for what cannot be loaded.
     """
     # The converter builds on this package, so it can only be imported late.
-    from checkpoints_convert.hub import local_folder
     from checkpoints_convert.load import load_hf
 
     dtype = None if dtype is None else _checked_dtype(dtype)
-    if path == DEMO and not DEMO_FOLDER.is_dir():
-        raise UserError("this installation has no demo model: give a model folder")
-    folder = DEMO_FOLDER if path == DEMO else local_folder(path)
+    folder = model_folder(path)
     if (folder / MODEL_NAME).is_file():
-        config, decoder = load_checkpoint(folder, dtype)
+        config, decoder = load_checkpoint(folder, dtype, no_mtp=no_mtp)
     else:
         config, decoder = load_hf(folder, dtype=dtype, no_mtp=no_mtp)
     if prefers_unrolled(config):

@@ -1,17 +1,31 @@
 """What Qwen3-Next and Qwen3.5 share: gated attention, Gated DeltaNet, dense or MoE layers, the ``mtp.*`` head."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from checkpoints_convert.families.fields import Fields, attention_config, layer_types, refuse_unsupported
-from checkpoints_convert.families.table import Names, projections
+from checkpoints_convert.families.table import (
+    Entry,
+    Names,
+    attention_names,
+    backbone_entries,
+    dense_names,
+    ends_entries,
+    moe_names,
+    mtp_entries,
+    projections,
+)
 from checkpoints_convert.layouts import ConvKernel, Same
 from wmtp_jax.config import BlockKind, ConfigError, DeltaConfig, DenseConfig, ModelConfig, MoEConfig, fold_pattern
 
 _MIXERS: dict[str, BlockKind] = {"full_attention": "attention", "linear_attention": "delta"}
 
 
-def parse_hybrid(hf: dict[str, Any], *, mtp_in_files: bool) -> ModelConfig:
-    """Reads a Qwen3-Next or Qwen3.5 config.json (dense where it names no experts)."""
+def parse_hybrid(hf: dict[str, Any], *, mtp_in_files: bool = False) -> ModelConfig:
+    """Reads a config.json, nested under ``text_config`` or flat; dense where it names no experts.
+
+    The files decide about the draft head where the config does not mention it, as Qwen3-Next's.
+    """
     fields = Fields(hf)
     refuse_unsupported(fields)
     experts = fields.count("num_experts")
@@ -90,8 +104,26 @@ def _has_mtp(fields: Fields, mtp_in_files: bool) -> bool:
     return layers == 1
 
 
-def delta_names() -> Names:
-    """A Gated DeltaNet block behind its norm; the input projections are the family's own."""
+def hybrid_table(
+    config: ModelConfig, stored: Collection[str], delta_inputs: Callable[[DeltaConfig], Names]
+) -> list[Entry]:
+    """Every parameter and the tensors it is made from; ``delta_inputs`` are the family's own input projections."""
+
+    def names(kind: BlockKind) -> Names:
+        if kind == "delta":
+            assert config.delta is not None
+            return _delta_names() | delta_inputs(config.delta)
+        return {"attention": attention_names, "dense": dense_names, "moe": moe_names}[kind](config)
+
+    return [
+        *ends_entries(config, stored),
+        *backbone_entries(config, stored, names),
+        *mtp_entries(config, stored, names),
+    ]
+
+
+def _delta_names() -> Names:
+    """A Gated DeltaNet block behind its norm, without its input projections."""
     names: Names = {
         "norm.weight": ("input_layernorm.weight", Same()),
         "mixer.conv_kernel": ("linear_attn.conv1d.weight", ConvKernel()),

@@ -37,6 +37,12 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
+def write_words(path: Path) -> Path:
+    """Plain text of 80 different words."""
+    path.write_text(" ".join(f"{a}{b}{c}e" for a in "bdfgk" for b in "aiou" for c in "lmns"))
+    return path
+
+
 def write_text(path: Path, length: int) -> Path:
     """Plain text of so many characters without a period."""
     path.write_text("".join(ALPHABET[(i * i * i + 5 * i) % 37] for i in range(length)))

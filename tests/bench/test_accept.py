@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.bench.folders import tiny, write_text
-from wmtp_jax.bench.accept import ContextResult, Difference, _first_difference, measure, trained_context
+from wmtp_jax.bench.accept import ContextResult, Difference, _answered, _first_difference, measure, trained_context
 from wmtp_jax.bench.options import AcceptOptions
+from wmtp_jax.bench.tasks import TaskPrompt
 from wmtp_jax.bench.texts import prompt_ends
 from wmtp_jax.config import RopeConfig, RopeScaling
 from wmtp_jax.decode.drafter import MTPDrafter
@@ -20,7 +21,7 @@ from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
 
 OPTIONS = AcceptOptions(
-    windows=(5, 0), sink=2, contexts=(9, 40), new_tokens=23, prompts=3, rows=2, temperature=0.9, seed=2**32 - 2
+    windows=(5, 0), sinks=(2,), contexts=(9, 40), new_tokens=23, prompts=3, rows=2, temperature=0.9, seed=2**32 - 2
 )
 
 
@@ -85,6 +86,7 @@ def test_native_comes_first_and_windows_are_compared_with_it(results: list[Conte
 def test_every_drafter_gives_the_text_of_plain_decoding(results: list[ContextResult]) -> None:
     assert all(result.same_text for result in results)
     assert [result.beyond_trained for result in results] == [False, True]
+    assert not any(result.beyond_positions for result in results)
     assert all(0 <= result.repeated <= 1 for result in results)
 
 
@@ -102,14 +104,40 @@ def test_the_batch_size_changes_no_count(text: Path, results: list[ContextResult
 
 
 def test_more_prompts_compile_nothing_more(text: Path) -> None:
-    few = dataclasses.replace(OPTIONS, contexts=(33,), windows=(5,), prompts=2)
+    few = dataclasses.replace(OPTIONS, contexts=(33,), prompts=2)
     measure(tiny(), few, text, 100, lambda line: None)
     compiled = decode._cache_size()
     lines: list[str] = []
     (result,) = measure(tiny(), dataclasses.replace(few, prompts=7), text, 100, lines.append)
     assert result.prompts == 7
     assert decode._cache_size() == compiled
-    assert lines == ["context 33: plain decoding of 7 prompts", "context 33: window 5"]
+    batches = [f"prompts {i} to {min(i + 1, 7)} of 7" for i in (1, 3, 5, 7)]
+    assert lines == [f"continuation, context 33: {line}" for line in ["decoding in 3 ways", *batches]]
+
+
+def test_a_context_beyond_the_models_positions_is_measured_and_said(text: Path, results: list[ContextResult]) -> None:
+    # 40 tokens and 23 new ones with room for two runs of drafts.
+    for limit, beyond in ((69, False), (68, True)):
+        model = dataclasses.replace(tiny(), config=dataclasses.replace(tiny().config, max_positions=limit))
+        (found,) = measure(model, dataclasses.replace(OPTIONS, contexts=(40,)), text, 20, lambda line: None)
+        assert found.beyond_positions == beyond
+        assert [d.histogram for d in found.drafters] == [d.histogram for d in results[1].drafters]
+
+
+def test_answers_are_looked_for_in_the_new_text() -> None:
+    prompts = [TaskPrompt([1], ("ab", "cd")), TaskPrompt([1], ("cd", "x"))]
+    texts = [tiny().encode("a b cd"), tiny().encode("xcd")]
+    assert _answered(tiny(), prompts, texts) == 3 / 4
+    assert _answered(tiny(), [TaskPrompt([1], ())], texts[:1]) is None
+
+
+def test_documents_that_are_all_too_short_are_continued_as_one(tmp_path: Path) -> None:
+    path, lines = tmp_path / "texts.jsonl", list[str]()
+    path.write_text("".join(f'{{"text": "{letter * 25}"}}\n' for letter in "ab"))
+    options = dataclasses.replace(OPTIONS, contexts=(40,), prompts=2)
+    (result,) = measure(tiny(), options, path, 100, lines.append)
+    assert result.prompts == 2
+    assert lines[0] == "no document has 40 tokens: continuing all of them as one text"
 
 
 def test_a_model_or_text_too_short_or_without_a_draft_head_is_refused(text: Path) -> None:
@@ -119,7 +147,7 @@ def test_a_model_or_text_too_short_or_without_a_draft_head_is_refused(text: Path
 
     model = tiny()
     refused("longest document has 130 tokens, and a context needs 131", contexts=(9, 131))
-    refused("need 32769 positions, and the model has max_positions=32768", contexts=(32768 - 23 - 5,))
+    refused("the text has 0 different words", tasks=("continuation", "needles"))
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, mtp_pattern=()))
     refused("no MTP head")
 

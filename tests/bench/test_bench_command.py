@@ -12,7 +12,7 @@ from wmtp_jax.bench.prompts import hugging_face_folder
 from wmtp_jax.cli.main import run
 from wmtp_jax.errors import UserError
 
-ACCEPT = "--windows native,5 --sink 2 --contexts 12 --new-tokens 9 --prompts 2 --rows 2 --temperature 0.9"
+ACCEPT = "--windows native,5 --sinks 2 --contexts 12 --new-tokens 9 --prompts 2 --rows 2 --temperature 0.9"
 
 
 @pytest.fixture
@@ -46,10 +46,11 @@ def test_accept_prints_a_table_with_a_line_a_drafter(
     assert run(["bench", "accept", "--model", str(folder), "--text", text, *arguments]) == 0
     out, err = capsys.readouterr()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
-    assert [row[:2] for row in rows] == [["12*", "native"], ["", "5"]]
+    assert [row[:4] for row in rows] == [["continuation", "12*", "native", ""], ["", "", "5", "2"]]
     assert [row[-1] for row in rows] == ["yes", "yes"]
     assert "* beyond the 11 tokens" in out
-    assert err.splitlines()[0] == "context 12: plain decoding of 2 prompts"
+    assert "4-token runs that repeat earlier new text: " in out
+    assert err.splitlines()[0] == "continuation, context 12: decoding in 3 ways"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="transformers comes with the tests on Python 3.11 alone")
@@ -81,17 +82,25 @@ def test_start_runs_the_command_cold_and_warm(folder: Path, text: str, capsys: p
     [
         ("accept --windows native,many", "--windows: 'many' is not a whole number; give native or numbers"),
         ("accept --windows 128,128", "--windows: 128,128 holds a value twice"),
-        ("accept --contexts 512,", "--contexts: '' is not a whole number; give numbers"),
-        ("accept --contexts 0", "--contexts 0: must be 1 or more"),
-        ("accept --contexts 99999999999999", "is not a whole number"),
+        ("accept --contexts 512,", "--contexts : must be a number of tokens such as 4096, 64K or 1M"),
+        ("accept --contexts 0", "--contexts 0: must be 1 token or more"),
+        ("accept --contexts 99999999999999", "--contexts 99999999999999: must be a number of tokens"),
         ("accept --gamma 0", "--gamma 0: must be 1 or more, at most 8"),
         ("accept --gamma 9", "--gamma 9: must be 1 or more, at most 8"),
-        ("accept --sink -1", "--sink -1: must be 0 or more"),
+        ("accept --sinks 4,-1", "--sinks: '-1' is not a whole number; give numbers with commas between"),
+        ("accept --sinks 0,0", "--sinks: 0,0 holds a value twice"),
+        ("accept --contexts K", "--contexts K: must be a number of tokens"),
+        ("accept --contexts 4K,4096", "--contexts: 4096,4096 holds a value twice"),
+        ("accept --tasks needles,riddles", "--tasks: there is no task 'riddles'; the tasks are needles, frequent,"),
+        ("accept --tasks common,common", "--tasks: common,common holds a value twice"),
+        ("accept --seed -1", "--seed -1: must be 0 or more"),
+        ("accept --plot picture.jpg", "--plot picture.jpg: must end in .png"),
+        ("accept --plot /no/such/folder/a.png", "there is no folder /no/such/folder"),
         ("accept --new-tokens 1", "--new-tokens 1: must be 2 or more"),
         ("accept --model /no/such/folder", "/no/such/folder: no such folder"),
         ("versus-hf --repeats 0", "--repeats 0: must be 1 or more"),
         ("versus-hf --prompt-tokens 0", "--prompt-tokens 0: must be 1 or more"),
-        ("start --contexts x", "--contexts: 'x' is not a whole number"),
+        ("start --contexts x", "--contexts x: must be a number of tokens"),
         ("start --model /no/such/folder", "/no/such/folder: no such folder"),
         ("nonsense", "No such command 'nonsense'"),
     ],

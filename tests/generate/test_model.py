@@ -27,6 +27,18 @@ def test_a_converted_folder_loads_as_the_folder_it_came_from(folder: Path, model
     np.testing.assert_array_equal(wmtp.logits(converted, ids), wmtp.logits(model, ids))
 
 
+def test_a_converted_folder_loads_without_its_draft_head(folder: Path, model: wmtp.Model, tmp_path: Path) -> None:
+    convert(str(folder), str(tmp_path / "out"), dtype="float32")
+    headless = wmtp.load(tmp_path / "out", no_mtp=True)
+    assert model.config.has_mtp
+    assert not headless.config.has_mtp
+    assert headless.decoder.mtp is None
+    ids = [5, 9, 200, 11]
+    np.testing.assert_array_equal(wmtp.logits(headless, ids), wmtp.logits(model, ids))
+    with pytest.raises(wmtp.UserError, match="no MTP head to draft with; use gamma=0"):
+        wmtp.generate(headless, "a fox", gamma=2)
+
+
 def test_logits_of_one_row_are_a_batch_of_one(model: wmtp.Model) -> None:
     out = wmtp.logits(model, [5, 9, 200, 11])
     assert out.shape == (1, 4, VOCAB)

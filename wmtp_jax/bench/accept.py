@@ -1,29 +1,22 @@
-"""Acceptance of drafts by position, native and windowed, as the context grows."""
+"""Acceptance of drafts by position, native and windowed, as the context grows: on held-out text and on long tasks."""
 
-import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 
-from wmtp_jax.bench.acceptance import (
-    Estimate,
-    accepted_by_step,
-    estimate,
-    first_difference,
-    histogram,
-    length_difference,
-    repeated_share,
-)
-from wmtp_jax.bench.options import AcceptOptions
-from wmtp_jax.bench.texts import prompt_ends, read_texts
+from wmtp_jax.bench.acceptance import Estimate, estimate, first_difference, length_difference, repeated_share
+from wmtp_jax.bench.drafted_runs import Run, run_drafters
+from wmtp_jax.bench.options import CONTINUATION, AcceptOptions
+from wmtp_jax.bench.tasks import Haystack, TaskPrompt, haystack, task_prompt
+from wmtp_jax.bench.texts import long_documents, prompt_ends, read_texts
 from wmtp_jax.config import ModelConfig
+from wmtp_jax.decode.drafter import MTPDrafter, Plain
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
-from wmtp_jax.generation.stream import stream
 from wmtp_jax.model import Model
 
 
@@ -38,14 +31,15 @@ class Difference(NamedTuple):
 class DrafterResult:
     """One drafter in one context; ``window`` 0 is native.
 
-    ``histogram`` counts steps by how many drafts they accepted. ``acceptance[j]`` is how often draft j + 1 was right
-    among the steps that reached it. ``length_minus_native`` is paired, prompt by prompt; None for native itself and
-    where native was not measured.
+    ``histograms`` count each prompt's steps by how many drafts they accepted, ``histogram`` those of all prompts.
+    ``acceptance[j]`` is how often draft j + 1 was right among the steps that reached it. ``length_minus_native`` is
+    paired, prompt by prompt; None for native itself and where native was not measured.
     """
 
     window: int
     sink: int
     histogram: list[int]
+    histograms: list[list[int]]
     acceptance: list[Estimate]
     acceptance_length: Estimate
     length_minus_native: Estimate | None
@@ -55,12 +49,21 @@ class DrafterResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextResult:
-    """All drafters after prompts of ``context`` tokens. ``repeated`` is of the new text: see ``repeated_share``."""
+    """All drafters on one task after prompts of ``context`` tokens.
 
+    ``repeated`` is of the new text: see ``repeated_share``. ``answered`` is the share of the expected answers that
+    occur in it; None for a continuation, which expects none. ``seconds`` include reading the prompts, which all
+    drafters share, and compilation.
+    """
+
+    task: str
     context: int
     beyond_trained: bool
+    beyond_positions: bool
     prompts: int
     repeated: float
+    answered: float | None
+    seconds: float
     drafters: list[DrafterResult]
 
     @property
@@ -69,32 +72,23 @@ class ContextResult:
         return all(drafter.first_difference is None for drafter in self.drafters)
 
 
-class _Run(NamedTuple):
-    tokens: list[list[int]]
-    histograms: Int[np.ndarray, "R N"]
-    draft_cache_bytes_per_row: int
-
-
 def measure(
     model: Model, options: AcceptOptions, text: Path | None, trained_context: int, note: Callable[[str], None]
 ) -> list[ContextResult]:
-    """Runs every context with plain decoding and then with every drafter, on the same prompts.
+    """Runs every task and context with plain decoding and with every drafter, on the same prompts.
 
-    All contexts' prompts end at the same places of the text, so that contexts differ in nothing but how far back they
-    reach. Each drafter compiles once a context, whatever the number of prompts: they run in batches of one size, the
-    last one filled up. Raises UserError where the text or the model is too short for a context.
+    Prompts are read once for all drafters. Each drafter compiles once a context, whatever the tasks and the number of
+    prompts. A context may exceed the model's ``max_positions``; the result says so. Raises UserError where the model
+    has no draft head, the text is too short for a context, or a context for a task.
     """
-    _check(model.config, options)
-    texts = [model.encode(text) for text in read_texts(text)]
-    ends = prompt_ends([len(ids) for ids in texts], max(options.contexts), options.prompts)
-    if len(ends) < options.prompts:
-        note(f"the text has only {len(ends)} different prompts of {max(options.contexts)} tokens")
-    # Without a tokenizer, streams spend no time on text that nobody reads.
-    silent = dataclasses.replace(model, tokenizer=None)
+    if not model.config.has_mtp:
+        raise UserError("this checkpoint has no MTP head, so there are no drafts to accept")
+    prompts = _Prompts(model, options, text, note)
     results = []
-    for context in options.contexts:
-        prompts = [texts[document][end - context : end] for document, end in ends]
-        results.append(_measure_context(silent, prompts, options, context > trained_context, note))
+    # All prompts before the first run: what cannot be made should fail at once.
+    for task, context, made in [(t, c, prompts.make(t, c)) for t in options.tasks for c in options.contexts]:
+        beyond = context > trained_context, _positions(context, options) > model.config.max_positions
+        results.append(_measure_context(model, task, made, options, beyond, note))
     return results
 
 
@@ -105,80 +99,98 @@ def trained_context(config: ModelConfig) -> int:
     return (scaling.original_max_positions if scaling else 0) or config.max_positions
 
 
-def _check(config: ModelConfig, options: AcceptOptions) -> None:
-    if not config.has_mtp:
-        raise UserError("this checkpoint has no MTP head, so there are no drafts to accept")
-    needed = max(options.contexts) + options.new_tokens + 2 * options.gamma
-    if needed > config.max_positions:
-        raise UserError(
-            f"a context of {max(options.contexts)} and its new tokens need {needed} positions, and the model has "
-            f"max_positions={config.max_positions}: give shorter contexts"
-        )
+def _positions(context: int, options: AcceptOptions) -> int:
+    """The most positions that a row with a prompt of ``context`` tokens fills."""
+    return context + options.new_tokens + 2 * options.gamma
+
+
+class _Prompts:
+    """Makes each task's prompts out of one text.
+
+    All contexts' continuations end at the same places, so that contexts differ in nothing but how far back they reach.
+    """
+
+    def __init__(self, model: Model, options: AcceptOptions, text: Path | None, note: Callable[[str], None]):
+        texts, self._model, self._options = read_texts(text), model, options
+        self._start = model.encode("")
+        self._haystack: Haystack | None = None
+        if set(options.tasks) != {CONTINUATION}:
+            self._haystack = haystack(texts, model.encode_bare)
+        if CONTINUATION in options.tasks:
+            self._place_continuations([model.encode(text) for text in texts], note)
+
+    def _place_continuations(self, documents: list[list[int]], note: Callable[[str], None]) -> None:
+        longest, count = max(self._options.contexts), self._options.prompts
+        self._documents = long_documents(documents, longest)
+        if len(self._documents) != len(documents):
+            note(f"no document has {longest} tokens: continuing all of them as one text")
+        self._ends = prompt_ends([len(ids) for ids in self._documents], longest, count)
+        if len(self._ends) < count:
+            note(f"the text has only {len(self._ends)} different prompts of {longest} tokens")
+
+    def make(self, task: str, context: int) -> list[TaskPrompt]:
+        """The prompts of one task, each of exactly ``context`` tokens."""
+        if task == CONTINUATION:
+            return [TaskPrompt(self._documents[d][end - context : end], ()) for d, end in self._ends]
+        assert self._haystack is not None
+        room, count = context - len(self._start), self._options.prompts
+        made = [task_prompt(task, self._haystack, room, i, count, self._options.seed) for i in range(count)]
+        return [TaskPrompt([*self._start, *prompt.ids], prompt.answers) for prompt in made]
 
 
 def _measure_context(
-    model: Model, prompts: list[list[int]], options: AcceptOptions, beyond: bool, note: Callable[[str], None]
+    model: Model,
+    task: str,
+    prompts: list[TaskPrompt],
+    options: AcceptOptions,
+    beyond: tuple[bool, bool],
+    note: Callable[[str], None],
 ) -> ContextResult:
-    context = len(prompts[0])
-    note(f"context {context}: plain decoding of {len(prompts)} prompts")
-    plain = _run(model, prompts, options, gamma=0, window=0)
-    native: _Run | None = None
-    drafters = []
-    # Native first: the windows are compared with it.
-    for window in sorted(options.windows):
-        note(f"context {context}: {f'window {window}' if window else 'native'}")
-        run = _run(model, prompts, options, gamma=options.gamma, window=window)
-        native = native if window else run
-        drafters.append(_drafter_result(run, plain, native, options, window))
+    context, begin = len(prompts[0].ids), time.perf_counter()
+    drafters = [MTPDrafter(gamma=options.gamma, window=window, sink=sink) for window, sink in options.drafters]
+
+    def told(line: str) -> None:
+        note(f"{task}, context {context}: {line}")
+
+    told(f"decoding in {1 + len(drafters)} ways")
+    ids = [prompt.ids for prompt in prompts]
+    plain, *runs = run_drafters(model.decoder, [Plain(), *drafters], ids, options, told)
+    native = next((run for run, drafter in zip(runs, drafters, strict=True) if not drafter.window), None)
     return ContextResult(
+        task=task,
         context=context,
-        beyond_trained=beyond,
+        beyond_trained=beyond[0],
+        beyond_positions=beyond[1],
         prompts=len(prompts),
         repeated=float(np.mean([repeated_share(tokens) for tokens in plain.tokens])),
-        drafters=drafters,
+        answered=_answered(model, prompts, plain.tokens),
+        seconds=time.perf_counter() - begin,
+        drafters=[_drafter_result(run, plain, native, d) for run, d in zip(runs, drafters, strict=True)],
     )
 
 
-def _run(model: Model, prompts: list[list[int]], options: AcceptOptions, *, gamma: int, window: int) -> _Run:
-    """One drafter on all prompts, a batch at a time. Reading every step tells how many drafts each row accepted."""
-    tokens: list[list[int]] = []
-    histograms, cache_bytes, rows = [], 0, min(options.rows, len(prompts))
-    for begin in range(0, len(prompts), rows):
-        own = prompts[begin : begin + rows]
-        batch = own + [own[0]] * (rows - len(own))
-        running = stream(
-            model,
-            batch,
-            max_new_tokens=options.new_tokens + gamma,
-            gamma=gamma,
-            window=window,
-            sink=options.sink if window else 0,
-            temperature=options.temperature,
-            seed=[(options.seed + begin + row) % 2**32 for row in range(rows)],
-            ignore_eos=True,
-            steps_per_read=1,
-        )
-        runs: list[list[int]] = [[] for _ in batch]
-        for event in running:
-            runs[event.row].append(len(event.tokens))
-        out = running.generation()
-        cache_bytes = out.stats.draft_cache_bytes // rows
-        tokens += [row[: options.new_tokens] for row in out.tokens[: len(own)]]
-        histograms += [histogram(accepted_by_step(row, options.new_tokens), gamma) for row in runs[: len(own)]]
-    return _Run(tokens, np.stack(histograms), cache_bytes)
+def _answered(model: Model, prompts: Sequence[TaskPrompt], texts: Sequence[list[int]]) -> float | None:
+    """The share of the expected answers that occur in the texts; None where none is expected."""
+    found = [
+        answer in text
+        for prompt, text in zip(prompts, map(model.decode, texts), strict=True)
+        for answer in prompt.answers
+    ]
+    return float(np.mean(found)) if found else None
 
 
-def _drafter_result(run: _Run, plain: _Run, native: _Run | None, options: AcceptOptions, window: int) -> DrafterResult:
+def _drafter_result(run: Run, plain: Run, native: Run | None, drafter: MTPDrafter) -> DrafterResult:
     difference = None
     if native is not None and native is not run:
         difference = estimate(np.stack([native.histograms, run.histograms], axis=1), length_difference)
     return DrafterResult(
-        window=window,
-        sink=options.sink if window else 0,
+        window=drafter.window,
+        sink=drafter.sink,
         histogram=run.histograms.sum(axis=0).tolist(),
+        histograms=run.histograms.tolist(),
         acceptance=[
             estimate(run.histograms, lambda counts, j=j: acceptance_by_position(counts)[j])
-            for j in range(options.gamma)
+            for j in range(drafter.gamma)
         ],
         acceptance_length=estimate(run.histograms, acceptance_length),
         length_minus_native=difference,

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
+from wmtp_jax.plan.units import parse_tokens
 
 NATIVE = "native"
+CONTINUATION = "continuation"
+TASKS = ("needles", "frequent", "common", "variables", CONTINUATION)
 # What the demo model was trained on at most; its rotary positions are not stretched beyond.
 DEMO_TRAINED_CONTEXT = 4096
 _MOST_DIGITS = 12
@@ -15,15 +18,17 @@ _MOST_DIGITS = 12
 class AcceptOptions:
     """What to measure acceptance of.
 
-    - ``windows``: of the draft head; 0 is native. ``sink`` goes with those that are not.
+    - ``tasks``: what the prompts are, see ``wmtp_jax.bench.tasks``.
+    - ``windows``: of the draft head; 0 is native. Each of the others runs with each of ``sinks``.
     - ``contexts``: tokens of each prompt. ``new_tokens``: how many follow it.
-    - ``prompts``: how many places of the text; ``rows`` of them run as one batch.
+    - ``prompts``: how many of each task; ``rows`` of them run as one batch.
     - ``temperature``, ``seed``: prompt i draws with seed + i.
     """
 
+    tasks: tuple[str, ...] = (CONTINUATION,)
     gamma: int = 3
     windows: tuple[int, ...] = (0, 128, 512, 1024)
-    sink: int = 4
+    sinks: tuple[int, ...] = (4,)
     contexts: tuple[int, ...] = (512, 2048, 4096, 16384)
     new_tokens: int = 128
     prompts: int = 8
@@ -33,12 +38,24 @@ class AcceptOptions:
 
     def __post_init__(self) -> None:
         require("gamma", self.gamma, 1, MAX_GAMMA)
-        require("sink", self.sink, 0)
         require("new-tokens", self.new_tokens, 2)
         require("prompts", self.prompts, 1)
         require("rows", self.rows, 1)
-        _require_distinct("windows", self.windows, 0)
-        _require_distinct("contexts", self.contexts, 1)
+        require("seed", self.seed, 0, 2**32 - 1)
+        for task in self.tasks:
+            if task not in TASKS:
+                raise UserError(f"--tasks: there is no task {task!r}; the tasks are {', '.join(TASKS)}")
+        _require_distinct("tasks", self.tasks)
+        _require_counts("windows", self.windows, 0)
+        _require_counts("sinks", self.sinks, 0)
+        _require_counts("contexts", self.contexts, 1)
+
+    @property
+    def drafters(self) -> list[tuple[int, int]]:
+        """Every (window, sink) to run, native first: the windows are compared with it."""
+        windows = sorted(window for window in self.windows if window)
+        native = [(0, 0)] if 0 in self.windows else []
+        return native + [(window, sink) for window in windows for sink in sorted(self.sinks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +95,12 @@ class StartOptions:
         require("sink", self.sink, 0)
         require("new-tokens", self.new_tokens, 1)
         require("repeats", self.repeats, 1)
-        _require_distinct("contexts", self.contexts, 1)
+        _require_counts("contexts", self.contexts, 1)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``"needles,common"`` as names."""
+    return tuple(part.strip() for part in text.split(","))
 
 
 STEP_MODES = ("plain", "native", "windowed")
@@ -108,15 +130,21 @@ class StepOptions:
         require("sink", self.sink, 0)
         for name in ("rows", "steps", "repeats"):
             require(name, getattr(self, name), 1)
-        _require_distinct("contexts", self.contexts, 1)
+        _require_counts("contexts", self.contexts, 1)
+        _require_distinct("modes", self.modes)
         for mode in self.modes:
             if mode not in STEP_MODES:
                 raise UserError(f"--modes: {mode!r} is not known; give some of {','.join(STEP_MODES)}")
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """``"512,4096"`` as numbers. Raises UserError that names the option."""
+    """``"0,64"`` as numbers. Raises UserError that names the option."""
     return tuple(_count(option, part.strip()) for part in text.split(","))
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """``"512,4K"`` as numbers of tokens. Raises UserError that names the option."""
+    return tuple(parse_tokens(part, "contexts") for part in text.split(","))
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
@@ -138,8 +166,12 @@ def _count(option: str, part: str) -> int:
     return int(part)
 
 
-def _require_distinct(option: str, values: tuple[int, ...], low: int) -> None:
+def _require_counts(option: str, values: tuple[int, ...], low: int) -> None:
     for value in values:
         require(option, value, low)
+    _require_distinct(option, values)
+
+
+def _require_distinct(option: str, values: tuple[int, ...] | tuple[str, ...]) -> None:
     if len(set(values)) < len(values):
         raise UserError(f"--{option}: {','.join(map(str, values))} holds a value twice")

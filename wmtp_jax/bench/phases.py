@@ -43,7 +43,7 @@ def _commit(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Samp
     drafts = (state.pending[:, None] + jnp.arange(drafter.gamma)) % model.config.vocab_size
     shapes = jax.eval_shape(lambda: verify(model, state, drafts, sampling)._replace(cache=None))
     made = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), shapes)
-    new, _, _ = commit(state, drafts, state.draft, made._replace(cache=state.cache), jnp.full((drafts.shape[0], 1), -1))
+    new, _ = commit(state, drafts, state.draft, made._replace(cache=state.cache), jnp.full((drafts.shape[0], 1), -1))
     # The length stays: a phase is timed at one context.
     return replace(new, length=state.length, remaining=state.remaining, pending=new.pending + state.pending)
 

@@ -1,27 +1,18 @@
-"""Which folder a model name means, and prompts of a given length from a text."""
+"""Prompts of a given length from a text, and which folder transformers can read."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from wmtp_jax.bench.texts import prompt_ends, read_texts
 from wmtp_jax.errors import UserError
+from wmtp_jax.folders import model_folder
 
 # What reading more text than this for one prompt would only cost time: the most characters a token is likely to have.
 _CHARACTERS_A_TOKEN = 16
 
 
-def model_folder(model: str) -> Path:
-    """The folder behind a path, a hub id or ``demo``. Raises UserError where there is none."""
-    from checkpoints_convert.hub import local_folder
-    from wmtp_jax.model import DEMO, DEMO_FOLDER
-
-    if model == DEMO and not DEMO_FOLDER.is_dir():
-        raise UserError("this installation has no demo model: give a model folder")
-    return DEMO_FOLDER if model == DEMO else local_folder(model)
-
-
 def hugging_face_folder(model: str) -> Path:
-    """The same, where it holds what transformers can read. Raises UserError for a converted folder."""
+    """A model's folder, where transformers can read it. Raises UserError for a converted folder."""
     from wmtp_jax.checkpoint import MODEL_NAME
 
     folder = model_folder(model)

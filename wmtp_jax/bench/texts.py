@@ -1,15 +1,17 @@
 """Held-out text: how it is packed, read, and cut into prompts. Loads no JAX."""
 
 import gzip
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from wmtp_jax.errors import UserError
+from wmtp_jax.folders import DEMO_FOLDER
 
 HELD_OUT_NAME = "held_out.jsonl.gz"
-DEMO_HELD_OUT = Path(__file__).parents[1] / "demo_model" / HELD_OUT_NAME
+DEMO_HELD_OUT = DEMO_FOLDER / HELD_OUT_NAME
 _LIMIT_BYTES = 400_000
 
 
@@ -60,6 +62,13 @@ def _json_texts(lines: str) -> list[str]:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a text is not a string")
     return texts
+
+
+def long_documents(documents: list[list[int]], longest: int) -> list[list[int]]:
+    """The documents' tokens as they are, or, where none has ``longest`` of them, all as one."""
+    if any(len(ids) >= longest for ids in documents):
+        return documents
+    return [list(itertools.chain.from_iterable(documents))]
 
 
 def prompt_ends(lengths: Sequence[int], longest: int, count: int) -> list[tuple[int, int]]:

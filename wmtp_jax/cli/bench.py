@@ -8,7 +8,7 @@ import typer
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.errors import UserError
-from wmtp_jax.plan.units import parse_tokens
+from wmtp_jax.folders import DEMO, model_folder
 
 _PACKAGED = "the packaged held-out text"
 _Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
@@ -31,13 +31,14 @@ def register(app: typer.Typer) -> None:
 
 
 def accept_command(
-    model: _Model = "demo",
+    model: _Model = DEMO,
+    tasks: Annotated[str, typer.Option(help=f"Of {', '.join(settings.TASKS)}.")] = settings.CONTINUATION,
     gamma: _Gamma = settings.AcceptOptions.gamma,
-    windows: Annotated[str, typer.Option(help="Draft windows; native is none.")] = "native,128,512,1024",
-    sink: _Sink = settings.AcceptOptions.sink,
-    contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "512,2048,4096,16384",
+    windows: Annotated[str, typer.Option(help="Draft windows; native or 0 is none.")] = "native,128,512,1024",
+    sinks: Annotated[str, typer.Option(help="First tokens that each window is joined by.")] = "4",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts; 4K is 4096.")] = "512,2048,4096,16384",
     new_tokens: _NewTokens = settings.AcceptOptions.new_tokens,
-    prompts: Annotated[int, typer.Option(help="Places of the text to continue.")] = settings.AcceptOptions.prompts,
+    prompts: Annotated[int, typer.Option(help="Prompts of each task.")] = settings.AcceptOptions.prompts,
     rows: Annotated[int, typer.Option(help="Prompts that run as one batch.")] = settings.AcceptOptions.rows,
     text: _Text = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = settings.AcceptOptions.temperature,
@@ -45,35 +46,43 @@ def accept_command(
     trained_context: Annotated[
         int | None, typer.Option(help="Mark contexts beyond it.", show_default="the model's own")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw it.", show_default=False)] = None,
     json: _Json = False,
 ) -> None:
-    """Acceptance of drafts by position, native and windowed, as the context grows."""
+    """Acceptance of drafts by position, native and windowed, as the context grows, on text and on long tasks."""
     given = settings.AcceptOptions(
+        tasks=settings.parse_names(tasks),
         gamma=gamma,
         windows=settings.parse_windows(windows),
-        sink=sink,
-        contexts=settings.parse_counts("contexts", contexts),
+        sinks=settings.parse_counts("sinks", sinks),
+        contexts=settings.parse_contexts(contexts),
         new_tokens=new_tokens,
         prompts=prompts,
         rows=rows,
         temperature=temperature,
         seed=seed,
     )
-    from wmtp_jax.bench import accept, tables
+    from wmtp_jax.bench import accept, accept_plot, accept_tables, picture, tables
 
+    if plot is not None:
+        picture.require_plot(plot)
     loaded = _load(model)
-    own = settings.DEMO_TRAINED_CONTEXT if model == "demo" else accept.trained_context(loaded.config)
+    own = settings.DEMO_TRAINED_CONTEXT if model == DEMO else accept.trained_context(loaded.config)
     limit = own if trained_context is None else trained_context
-    results = accept.measure(loaded, given, text, limit, note)
+    results, positions = accept.measure(loaded, given, text, limit, note), loaded.config.max_positions
+    if plot is not None:
+        accept_plot.plot_acceptance(results, plot)
     if json:
         contexts_json = [dict(same_text=result.same_text, **vars(result)) for result in results]
-        print_json(dict(model=model, options=given, trained_context=limit, contexts=contexts_json))
+        limits = dict(trained_context=limit, max_positions=positions)
+        print_json(dict(model=model, options=given, **limits, contexts=contexts_json))
     else:
-        tables.show(tables.accept_table(results, given, limit))
+        for table in accept_tables.accept_tables(results, given, limit, positions):
+            tables.show(table)
 
 
 def versus_hf_command(
-    model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = "demo",
+    model: Annotated[str, typer.Option(metavar="PATH", help="A Hugging Face folder or hub id.")] = DEMO,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 text to continue.", show_default=_PACKAGED)] = None,
     prompt_tokens: Annotated[int, typer.Option(help="How much of it.")] = 512,
     new_tokens: _NewTokens = settings.VersusOptions.new_tokens,
@@ -106,7 +115,7 @@ def versus_hf_command(
 
 
 def start_command(
-    model: _Model = "demo",
+    model: _Model = DEMO,
     contexts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "64,8192,16384",
     new_tokens: _NewTokens = settings.StartOptions.new_tokens,
     gamma: _Gamma = settings.StartOptions.gamma,
@@ -118,7 +127,7 @@ def start_command(
 ) -> None:
     """Time from `wmtp generate` to its first text, cold and warm, and its peak memory."""
     given = settings.StartOptions(
-        contexts=settings.parse_counts("contexts", contexts),
+        contexts=settings.parse_contexts(contexts),
         new_tokens=new_tokens,
         gamma=gamma,
         window=window,
@@ -126,7 +135,7 @@ def start_command(
         repeats=repeats,
     )
     from wmtp_jax.bench import start
-    from wmtp_jax.bench.prompts import beginning_as_text, model_folder
+    from wmtp_jax.bench.prompts import beginning_as_text
 
     folder = model_folder(model)
     prompts = [beginning_as_text(folder, text, tokens) for tokens in given.contexts]
@@ -166,28 +175,27 @@ def step_command(
         gamma=gamma,
         window=window,
         sink=sink,
-        contexts=tuple(parse_tokens(part, "contexts") for part in contexts.split(",")),
-        modes=tuple(part.strip() for part in modes.split(",")),
+        contexts=settings.parse_contexts(contexts),
+        modes=settings.parse_names(modes),
         rows=rows,
         steps=steps,
         repeats=repeats,
         dtype=_dtype(dtype),
     )
-    from wmtp_jax.bench import machine, step, step_table, synthetic, tables
-    from wmtp_jax.bench import plot as pictures
+    from wmtp_jax.bench import machine, picture, step, step_plot, step_table, synthetic, tables
     from wmtp_jax.compilation_cache import enable_compilation_cache
     from wmtp_jax.presets import model_config, read_preset
 
     enable_compilation_cache()
     if plot:
-        pictures.require_matplotlib()
+        picture.require_plot(plot)
     config = model_config(read_preset(preset), preset)
     note("measuring this machine")
     measured = machine.measure_machine(given.dtype)
     note(f"{preset}: making random weights")
     results = step.measure_steps(synthetic.synthetic_model(config, given.dtype), measured, given, note)
     if plot:
-        pictures.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
+        step_plot.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
     if json:
         rounds = [dict(gain=result.gain, **vars(result)) for result in results]
         print_json(dict(preset=preset, options=given, machine=measured, contexts=rounds))

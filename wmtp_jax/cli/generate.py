@@ -9,6 +9,7 @@ import typer
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
+from wmtp_jax.folders import DEMO
 from wmtp_jax.generation.options import DEFAULT_SINK
 from wmtp_jax.generation.options import GenerateOptions as Defaults
 
@@ -118,7 +119,7 @@ def _not_empty(text: str, source: str) -> str:
 
 def _load(path: str | None, dtype: str | None, no_mtp: bool) -> "Model":
     from wmtp_jax.compilation_cache import enable_compilation_cache
-    from wmtp_jax.model import DEMO, load
+    from wmtp_jax.model import load
 
     enable_compilation_cache()
     return load(path or DEMO, dtype=dtype, no_mtp=no_mtp)

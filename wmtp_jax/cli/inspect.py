@@ -8,8 +8,6 @@ import typer
 
 from wmtp_jax.cli.output import print_json, printable
 
-_SHOWN_PROBLEMS = 20
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -31,6 +29,8 @@ def inspect_command(
 
 
 def _lines(summary: Mapping[str, Any]) -> list[str]:
+    from checkpoints_convert.plan import shown_problems
+
     sizes, size_bytes, cache = summary["parameters"], summary["parameter_bytes"], summary["cache_bytes_per_token"]
     layers = ", ".join(f"{count} {kind}" for kind, count in summary["layers"].items() if kind != "total")
     rows = {
@@ -46,10 +46,7 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
         "end ids": ", ".join(map(str, summary["eos_ids"])) or "none",
     }
     lines = [f"{name:<14} {value}" for name, value in rows.items()] + skipped_lines(summary["skipped"])
-    problems = summary["problems"]
-    lines += [f"problem: {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
-    hidden = len(problems) - _SHOWN_PROBLEMS
-    return lines + ([f"... and {hidden} more problems"] if hidden > 0 else [])
+    return lines + [f"problem: {problem}" for problem in shown_problems(summary["problems"])]
 
 
 def skipped_lines(skipped: Mapping[str, str]) -> list[str]:

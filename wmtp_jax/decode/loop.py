@@ -18,7 +18,11 @@ from wmtp_jax.models.parameters import Packed
 
 
 class Emitted(NamedTuple):
-    """What a few steps emitted: the first ``count`` tokens a row, and how many rows accepted how many drafts."""
+    """What a few steps emitted: the first ``count`` tokens a row.
+
+    ``accepted[n]`` counts a row's steps that emitted n + 1 tokens: n drafts and the target's own next token, unless the
+    row's end cut the step short.
+    """
 
     tokens: Int[Array, "B R"]
     count: Int[Array, " B"]
@@ -37,15 +41,15 @@ class Verified(NamedTuple):
 
 def step(
     model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"], Int[Array, " B"]]:
+) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
     """One step for every row that is not done.
 
-    Returns the state, the target's choices [B, N], how many of them are emitted, and how many drafts were right.
+    Returns the state, the target's choices [B, N], and how many of them are emitted.
     """
     drafts, draft = drafter.propose(model, state, sampling)
     verified = verify(model, state, drafts, sampling)
-    state, count, accepted = commit(state, drafts, draft, verified, stops)
-    return state, verified.choices, count, accepted
+    state, count = commit(state, drafts, draft, verified, stops)
+    return state, verified.choices, count
 
 
 def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling) -> Verified:
@@ -64,11 +68,10 @@ def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sa
 
 def commit(
     state: DecodeState, drafts: Int[Array, "B gamma"], draft: Any, verified: Verified, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, " B"], Int[Array, " B"]]:
+) -> tuple[DecodeState, Int[Array, " B"]]:
     """Accepts the longest right prefix of the drafts and one token more, and moves every row's state to its end.
 
-    ``draft`` are the drafter's arrays after it proposed. Returns the state, how many choices each row emits, and how
-    many drafts were right.
+    ``draft`` are the drafter's arrays after it proposed. Returns the state and how many choices each row emits.
     """
     choices = verified.choices
     accepted = jnp.cumprod(drafts == choices[:, :-1], axis=1).sum(axis=1).astype(jnp.int32)
@@ -92,7 +95,7 @@ def commit(
         done=state.done | stopped | (remaining <= 0),
         history=None if state.history is None else state.history.add(choices, emitted),
     )
-    return new, count, accepted
+    return new, count
 
 
 def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " B"], stops: Int[Array, "B E"]):
@@ -123,13 +126,12 @@ def decode(
 
     def body(carry):
         state, out = carry
-        alive = ~state.done
-        state, choices, count, accepted = step(target, drafter, state, sampling, stops)
+        state, choices, count = step(target, drafter, state, sampling, stops)
         offsets = jnp.arange(run)
         # A slot past the buffer is dropped: choices that are not emitted go nowhere.
         slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])
         tokens = out.tokens.at[jnp.arange(rows)[:, None], slot].set(choices, mode="drop")
-        histogram = out.accepted + jnp.sum((accepted[:, None] == offsets) & alive[:, None], axis=0)
+        histogram = out.accepted + jnp.sum(count[:, None] - 1 == offsets, axis=0)
         return state, Emitted(tokens, out.count + count, histogram, out.steps + 1)
 
     empty = Emitted(

@@ -14,9 +14,11 @@ from wmtp_jax.decode.loop import Emitted
 class Stats:
     """Counts, times and sizes of one run. Figures of steps are NaN where there was none.
 
-    ``accepted_histogram[n]`` counts a row's steps that accepted n drafts; ``acceptance_by_position[j]`` is how often
-    draft j + 1 was right where the drafts before it were. ``acceptance_length`` counts the target's own token that
-    follows the accepted ones: 1 to gamma + 1. ``step_ms`` is the median over host reads and ``tpot_ms`` is
+    ``accepted_histogram[n]`` counts a row's steps that emitted n accepted drafts and one token more: their tokens are
+    ``new_tokens`` less one a row. A step that a stop token or the limit cuts short counts only what it emitted; a stop
+    string is found later, so its step and those read with it count whole. ``acceptance_by_position[j]`` is how often
+    draft j + 1 was right where the drafts before it were. ``acceptance_length`` is the mean number of tokens a step
+    emits: 1 to gamma + 1. ``step_ms`` is the median over host reads and ``tpot_ms`` is
     median(step) / mean(acceptance length). Compilation of the loop is in ``compile_seconds`` alone; that of prefill is
     part of a first call's ``prefill_seconds`` and ``first_token_seconds``. ``tokens_per_second`` are those after each
     row's first token, over the time of the steps.

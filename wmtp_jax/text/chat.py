@@ -50,7 +50,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     source = _source(folder, settings)
     if source is None:
         return None
-    found = {name: _content(settings.get(name)) for name in _SPECIAL_TOKENS}
+    found = {name: token_text(settings.get(name)) for name in _SPECIAL_TOKENS}
     return ChatTemplate(source=source, special_tokens={name: text for name, text in found.items() if text is not None})
 
 
@@ -80,8 +80,8 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _content(token: Any) -> str | None:
-    """A special token is stored as its text or as an object with it."""
+def token_text(token: Any) -> str | None:
+    """A special token's text, which is stored as it is or inside an object; None for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

@@ -1,23 +1,19 @@
-"""Pictures of benchmark results."""
+"""Step cost against context, as a picture."""
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from wmtp_jax.bench.picture import new_figure, save
 from wmtp_jax.bench.step import StepResult
-from wmtp_jax.errors import UserError
 from wmtp_jax.plan.units import show_tokens
 
 _STYLES = {"plain": ("o-", "0.45"), "native": ("s-", "tab:red"), "windowed": ("^-", "tab:blue")}
 
 
 def plot_steps(results: Sequence[StepResult], title: str, path: Path) -> None:
-    """Step cost (and, thinner, its draft phases) against context, on logarithmic axes, as a PNG file.
-
-    Raises UserError where the file cannot be written.
-    """
-    figure, axes = _figure()
+    """Step cost (and, thinner, its draft phases) against context, on logarithmic axes, as a PNG."""
+    figure = new_figure(7, 4.5)
+    axes = figure.subplots()
     measured = [result for result in results if result.modes]
     for mode, (style, color) in _STYLES.items():
         found = [(result.context, m) for result in measured for m in result.modes if m.mode == mode]
@@ -33,20 +29,4 @@ def plot_steps(results: Sequence[StepResult], title: str, path: Path) -> None:
     axes.set(xlabel="context, tokens", ylabel="milliseconds a step", title=title)
     axes.grid(which="both", alpha=0.25)
     axes.legend()
-    try:
-        figure.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def require_matplotlib() -> None:
-    """Raises UserError where matplotlib is missing, before anything is measured."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install 'wmtp-jax[plot]'")
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    return figure, figure.subplots()
+    save(figure, path)
