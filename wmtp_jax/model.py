@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from tokenizers import Tokenizer
 
+from pallas_kernels.dispatch import require_kernels
 from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO, model_folder
-from wmtp_jax.models.decoder import Decoder, prefers_unrolled, unroll
+from wmtp_jax.models.decoder import Decoder, prefers_unrolled, unroll, with_kernels
 from wmtp_jax.text.chat import ChatTemplate, Message, load_chat_template
 from wmtp_jax.text.tokenizer import TOKENIZER_NAME, decode, encode, load_tokenizer
 
@@ -58,15 +59,23 @@ class Model:
         return self.tokenizer
 
 
-def load(path: str | Path = DEMO, *, dtype: str | jnp.dtype | None = None, no_mtp: bool = False) -> Model:
+def load(
+    path: str | Path = DEMO,
+    *,
+    dtype: str | jnp.dtype | None = None,
+    no_mtp: bool = False,
+    kernels: str | None = None,
+) -> Model:
     """Loads a folder made by ``wmtp convert``, a Hugging Face folder or hub id, or the packaged ``"demo"``.
 
     ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves out the draft head, or accepts
-    that it is missing. Raises UserError for what cannot be loaded.
+    that it is missing. ``kernels`` names the implementation of every operation in ``pallas_kernels``; None lets them
+    choose. Raises UserError for what cannot be loaded, and UnsupportedKernel for kernels that cannot run here.
     """
     # The converter builds on this package, so it can only be imported late.
     from checkpoints_convert.load import load_hf
 
+    require_kernels(kernels)
     dtype = None if dtype is None else _checked_dtype(dtype)
     folder = model_folder(path)
     if (folder / MODEL_NAME).is_file():
@@ -76,7 +85,7 @@ def load(path: str | Path = DEMO, *, dtype: str | jnp.dtype | None = None, no_mt
     if prefers_unrolled(config):
         decoder = unroll(decoder)
     return Model(
-        decoder=decoder,
+        decoder=with_kernels(decoder, kernels) if kernels else decoder,
         config=config,
         tokenizer=load_tokenizer(folder),
         chat_template=load_chat_template(folder),

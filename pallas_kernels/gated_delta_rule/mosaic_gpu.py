@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.errors import UnsupportedKernel
 from pallas_kernels.mosaic_gpu.registers import COMPILER_PARAMS, load, transpose
 
 COLUMNS = 64
@@ -63,9 +64,11 @@ def gated_delta_rule(q, k, v, log_decay, beta, state, *, interpret: Any = None):
 
 def _check(key_dim, value_dim):
     if key_dim not in _KEY_DIMS:
-        raise ValueError(f"gated_delta_rule: mosaic_gpu takes dk of 64, 128 or 256 and got {key_dim}; take 'xla'")
+        raise UnsupportedKernel(
+            f"gated_delta_rule: mosaic_gpu takes dk of 64, 128 or 256 and got {key_dim}; take 'xla'"
+        )
     if value_dim % COLUMNS:
-        raise ValueError(f"gated_delta_rule: mosaic_gpu takes dv of a multiple of {COLUMNS} and got {value_dim}")
+        raise UnsupportedKernel(f"gated_delta_rule: mosaic_gpu takes dv of a multiple of {COLUMNS} and got {value_dim}")
 
 
 def _launch(plan: _Plan, *inputs, interpret):

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.errors import UnsupportedKernel
+
 ROWS = 64
 """Query rows a tile: one warpgroup's ``wgmma`` takes exactly so many."""
 
@@ -75,7 +77,7 @@ def make_plan(op: str, q, k, splits: int | None, query_tiles: int, most_blocks: 
     plan = Plan(rows, kv_heads, head_dim, k.shape[2], query_tiles, 1, q.dtype, k.dtype, 1, listed, sink)
     stages = next((n for n in (2, 1) if plan.shared_bytes(n) <= _SHARED_MEMORY), None)
     if stages is None:
-        raise ValueError(
+        raise UnsupportedKernel(
             f"{op}: head_dim={head_dim} in {k.dtype} needs {plan.shared_bytes(1) // 1024} KB of shared memory and a "
             "multiprocessor has 227; take bfloat16 keys or implementation='xla'"
         )
@@ -98,11 +100,13 @@ def _even_splits(tasks: int, resident: int) -> int:
 
 def _check(op, q, k):
     if q.shape[-1] not in _HEAD_DIMS:
-        raise ValueError(f"{op}: mosaic_gpu takes a head_dim of 64, 128 or 256 and got {q.shape[-1]}; take 'xla'")
+        raise UnsupportedKernel(
+            f"{op}: mosaic_gpu takes a head_dim of 64, 128 or 256 and got {q.shape[-1]}; take 'xla'"
+        )
     if q.dtype not in (jnp.bfloat16, jnp.float32):
-        raise ValueError(f"{op}: mosaic_gpu takes bfloat16 or float32 queries and got {q.dtype}")
+        raise UnsupportedKernel(f"{op}: mosaic_gpu takes bfloat16 or float32 queries and got {q.dtype}")
     if k.dtype != q.dtype and k.dtype not in _EIGHT_BITS:
-        raise ValueError(f"{op}: queries are {q.dtype} and keys {k.dtype}; keys must match or have eight bits")
+        raise UnsupportedKernel(f"{op}: queries are {q.dtype} and keys {k.dtype}; keys must match or have eight bits")
 
 
 def tiled(dtype) -> tuple:

@@ -2,9 +2,7 @@
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import choose
-
-_IMPLEMENTATIONS = ("reference", "xla", "mosaic_gpu", "mosaic_tpu")
+from pallas_kernels.dispatch import IMPLEMENTATIONS, choose
 
 
 def paged_attention(
@@ -25,5 +23,5 @@ def paged_attention(
     D^-1/2; the result has the dtype of ``q``. Work follows the longest true length of the batch, not the number of
     allocated pages.
     """
-    attend = choose("paged_attention", _IMPLEMENTATIONS, implementation)
+    attend = choose("paged_attention", IMPLEMENTATIONS, implementation)
     return attend(q, k_pages, v_pages, page_table, lengths, k_scales, v_scales)

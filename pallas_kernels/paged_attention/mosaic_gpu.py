@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels import online_softmax
+from pallas_kernels.errors import UnsupportedKernel
 from pallas_kernels.mosaic_gpu.plan import KEYS
 from pallas_kernels.mosaic_gpu.split_attention import split_attention
 
@@ -14,7 +15,9 @@ def paged_attention(
 ):
     tokens, (kv_heads, page) = q.shape[1], k_pages.shape[1:3]
     if page % KEYS:
-        raise ValueError(f"paged_attention: mosaic_gpu takes pages of a multiple of {KEYS} tokens and got {page}")
+        raise UnsupportedKernel(
+            f"paged_attention: mosaic_gpu takes pages of a multiple of {KEYS} tokens and got {page}"
+        )
     last = jnp.tile(lengths[:, None] + jnp.arange(tokens, dtype=jnp.int32), (1, q.shape[2] // kv_heads))
     out = split_attention(
         "paged_attention",

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import mosaic_tpu_attention as tpu
+from pallas_kernels.errors import UnsupportedKernel
 from pallas_kernels.online_softmax import Partial
 
 # Two buffers each of keys and of values, all key heads together, must fit into VMEM.
@@ -82,11 +83,11 @@ def _check(page: int, piece: int, size: int, dtype) -> None:
     needs = f"paged_attention: mosaic_tpu needs {dtype} pages with"
     rows = 32 // dtype.itemsize
     if size % tpu.LANES:
-        raise ValueError(f"{needs} a head dimension that is a multiple of {tpu.LANES}, not {size}; take None")
+        raise UnsupportedKernel(f"{needs} a head dimension that is a multiple of {tpu.LANES}, not {size}; take None")
     if page % rows:
-        raise ValueError(f"{needs} a multiple of {rows} positions, not {page}; take another page size or None")
+        raise UnsupportedKernel(f"{needs} a multiple of {rows} positions, not {page}; take another page size or None")
     if piece > _LARGEST_COPY:
-        raise ValueError(f"{needs} at most {_LARGEST_COPY} positions or a multiple of {tpu.LANES}, not {page}")
+        raise UnsupportedKernel(f"{needs} at most {_LARGEST_COPY} positions or a multiple of {tpu.LANES}, not {page}")
 
 
 def _table_spec(layout: _Layout) -> pl.BlockSpec:

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels import online_softmax
+from pallas_kernels.errors import UnsupportedKernel
 from pallas_kernels.mosaic_gpu.plan import KEYS
 from pallas_kernels.mosaic_gpu.split_attention import split_attention
 from pallas_kernels.sink_window_attention.slots import ring_positions
@@ -14,7 +15,9 @@ def sink_window_attention(q, k_ring, v_ring, positions, window_start, sink, *, s
     rows, tokens = q.shape[:2]
     kv_heads, capacity = k_ring.shape[1:3]
     if capacity < KEYS:
-        raise ValueError(f"sink_window_attention: mosaic_gpu takes {KEYS} slots or more and got {capacity}; take 'xla'")
+        raise UnsupportedKernel(
+            f"sink_window_attention: mosaic_gpu takes {KEYS} slots or more and got {capacity}; take 'xla'"
+        )
     newest = jnp.max(positions, axis=1)
     groups = q.shape[2] // kv_heads
     out = split_attention(

@@ -58,7 +58,10 @@ def test_what_comes_after_the_time_limit_is_not_begun(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--minutes", "0"], "--minutes 0: give a positive"), (["--only", "steps,flux"], "--only flux: no such section")],
+    [
+        (["--minutes", "0"], "--minutes 0: give a positive"),
+        (["--only", "bandwidth,flux"], "--only flux: no such section"),
+    ],
 )
 def test_bad_input_is_one_line(options, said, tmp_path, capsys):
     assert gpu_check.main(["--out", str(tmp_path), *options]) == 2

@@ -24,9 +24,23 @@ SECTIONS = {
     "bandwidth": 60,
     "verify_attention": 120,
     "other_kernels": 80,
-    "steps": 300,
+    "steps_mosaic_gpu": 180,
+    "steps_xla": 180,
 }
-_STEPS = ("bench", "step", "--preset", "qwen3_6_35b", "--gamma", "6", "--contexts", "64K,256K,1M", "--json")
+_STEPS = [
+    "bench",
+    "step",
+    "--preset",
+    "qwen3_6_35b",
+    "--gamma",
+    "6",
+    "--contexts",
+    "64K,256K,1M",
+    "--repeats",
+    "3",
+    "--json",
+    "--kernels",
+]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,7 +101,9 @@ def _section(name: str, limit_s: float, dry_run: bool) -> dict:
         return {"error": "the time was up before it began", "results": []}
     start = time.monotonic()
     try:
-        results, error = _steps(limit_s, dry_run) if name == "steps" else _measured(name, limit_s, dry_run)
+        results, error = (
+            _steps(name, limit_s, dry_run) if name.startswith("steps_") else _measured(name, limit_s, dry_run)
+        )
     except Exception as exception:  # One section that cannot even begin leaves the others their turn.
         results, error = [], f"{type(exception).__name__}: {exception}"
     return {"seconds": round(time.monotonic() - start, 1), "results": results} | ({"error": error} if error else {})
@@ -100,10 +116,11 @@ def _measured(name: str, limit_s: float, dry_run: bool) -> tuple[list[dict], str
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")], error
 
 
-def _steps(limit_s: float, dry_run: bool) -> tuple[list[dict], str | None]:
-    """`wmtp bench step` of the 35B; in a dry run only whether there is such a command."""
+def _steps(name: str, limit_s: float, dry_run: bool) -> tuple[list[dict], str | None]:
+    """`wmtp bench step` of the 35B with some kernels; in a dry run only whether there is such a command."""
+    kernels = name.removeprefix("steps_")
     wmtp = [sys.executable, "-c", "import sys; from wmtp_jax.cli.main import main; sys.exit(main())"]
-    printed, error = _output([*wmtp, *(("bench", "step", "--help") if dry_run else _STEPS)], limit_s)
+    printed, error = _output([*wmtp, *(("bench", "step", "--help") if dry_run else (*_STEPS, kernels))], limit_s)
     return ([] if error or dry_run else [json.loads(printed)]), error
 
 

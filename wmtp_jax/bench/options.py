@@ -137,6 +137,25 @@ class StepOptions:
                 raise UserError(f"--modes: {mode!r} is not known; give some of {','.join(STEP_MODES)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """Rows of ``context`` tokens that a pool of ``pool_bytes`` admits; the ring is for ``gamma`` drafts a step."""
+
+    pool_bytes: int
+    context: int = 2**16
+    gamma: int = 6
+    window: int = DEFAULT_WINDOW
+    sink: int = DEFAULT_SINK
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require("pool", self.pool_bytes, 1)
+        require("context", self.context, 1)
+        require("gamma", self.gamma, 1, MAX_GAMMA)
+        require("window", self.window, 1)
+        require("sink", self.sink, 0)
+
+
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
     """``"0,64"`` as numbers. Raises UserError that names the option."""
     return tuple(_count(option, part.strip()) for part in text.split(","))

@@ -64,6 +64,7 @@ def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: S
             state.length,
             k_scales=cache.key_scales,
             v_scales=cache.value_scales,
+            implementation=cache.kernels,
         )
 
     q = jax.lax.fori_loop(0, model.config.count("attention"), layer, q)

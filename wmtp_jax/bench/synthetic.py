@@ -39,9 +39,9 @@ class SyntheticRows:
         state = start_state(model, Plain(), prompts, [0] * rows, page_size=None, dtype=dtype, penalized=False)
         capacity = state.cache.table.shape[1] * state.cache.page_size
         self._model, self._drafters, self._rows = model, drafters, rows
-        self._cache = _fill(state.cache, keep="table")
+        self._cache = fill(state.cache)
         self._recurrent = jax.tree.map(partial(_refill, scale=0.1), state.recurrent)
-        self._drafts = {name: _fill(d.start(model, rows, capacity, dtype)) for name, d in drafters.items()}
+        self._drafts = {name: fill(d.start(model, rows, capacity, dtype)) for name, d in drafters.items()}
 
     def seconds(self, name: str, context: int, call: Callable[[Drafter, DecodeState], DecodeState]) -> float:
         """Seconds that ``call`` takes with this drafter's caches and ``context`` committed tokens a row."""
@@ -105,10 +105,9 @@ def _parameter(name: str, leaf: Any, salt: int, config: ModelConfig) -> Array:
     return noise(shape, dtype, 1 / math.sqrt(size_in), salt)
 
 
-def _fill(cache: Any, keep: str = "") -> Any:
-    """The cache with random numbers in every array but the one named ``keep``."""
-    paths, tree = jax.tree_util.tree_flatten_with_path(cache)
-    return tree.unflatten([x if keep and keep in str(path) else _refill(x, scale=1.0) for path, x in paths])
+def fill(cache: Any) -> Any:
+    """A cache with random numbers in every array but whole ones, which say where things are."""
+    return jax.tree.map(lambda x: x if x.dtype == jnp.int32 else _refill(x, scale=1.0), cache)
 
 
 def _refill(array: Array, scale: float) -> Array:

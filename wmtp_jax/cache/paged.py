@@ -25,6 +25,7 @@ class PagedCache:
     values: Float[Array, "R K P D"]
     table: Int[Array, "B n"]
     pages: int = field(metadata={"static": True})
+    kernels: str | None = field(default=None, metadata={"static": True})
     # Of eight-bit pages, one a position and head; None where pages hold what they mean.
     key_scales: Float[Array, "R K P"] | None = None
     value_scales: Float[Array, "R K P"] | None = None
@@ -53,7 +54,16 @@ class PagedCache:
         at = (page[..., None], heads, (positions % self.page_size)[..., None])
         keys, key_scales = _store(self.keys, self.key_scales, at, k)
         values, value_scales = _store(self.values, self.value_scales, at, v)
-        out = paged_attention(q, keys, values, table, lengths, k_scales=key_scales, v_scales=value_scales)
+        out = paged_attention(
+            q,
+            keys,
+            values,
+            table,
+            lengths,
+            k_scales=key_scales,
+            v_scales=value_scales,
+            implementation=self.kernels,
+        )
         return out, replace(self, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
 
 
@@ -77,7 +87,9 @@ def default_page_size(positions: int) -> int:
     return 4096 if jax.default_backend() == "cpu" and positions > 8192 else 256
 
 
-def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: DTypeLike) -> PagedCache:
+def allocate(
+    config: ModelConfig, capacities: list[int], page_size: int, dtype: DTypeLike, kernels: str | None = None
+) -> PagedCache:
     """An empty pool in which row b owns enough pages for ``capacities[b]`` positions."""
     counts = [-(-capacity // page_size) for capacity in capacities]
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -89,4 +101,6 @@ def allocate(config: ModelConfig, capacities: list[int], page_size: int, dtype: 
     pages = int(starts[-1])
     shape = (config.count("attention") * pages, a.num_kv_heads, page_size, a.head_dim)
     scales = [jnp.zeros(shape[:-1]) if jnp.dtype(dtype).itemsize == 1 else None for _ in range(2)]
-    return PagedCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages, *scales)
+    return PagedCache(
+        jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages, kernels, *scales
+    )

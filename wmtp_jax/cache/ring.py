@@ -4,7 +4,7 @@ A step at committed length L reads back to position L - window and drafts entrie
 spare slots beyond the window are exactly enough: with one fewer, a drafted entry overwrites a key that is still read.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ class DraftRing:
     values: Float[Array, "B K C D"]
     sink: int = field(metadata={"static": True})
     window: int = field(metadata={"static": True})
+    kernels: str | None = field(default=None, metadata={"static": True})
 
     def write(
         self,
@@ -38,14 +39,16 @@ class DraftRing:
         at = (rows[:, None, None], heads, slot[..., None])
         keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
         values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
-        return DraftRing(keys, values, self.sink, self.window)
+        return replace(self, keys=keys, values=values)
 
     def attend(
         self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"], committed: Int[Array, " B"]
     ) -> Float[Array, "B T H D"]:
         """Attends to the sink, the last ``window`` of the ``committed`` entries, and drafted entries up to itself."""
         start = jnp.broadcast_to((committed - self.window)[:, None], positions.shape)
-        return sink_window_attention(q, self.keys, self.values, positions, start, self.sink)
+        return sink_window_attention(
+            q, self.keys, self.values, positions, start, self.sink, implementation=self.kernels
+        )
 
     def is_read(self, positions: Int[Array, "B T"], committed: Int[Array, " B"]) -> Bool[Array, "B T"]:
         """Whether a draft at ``committed`` length would read these positions."""
@@ -53,8 +56,16 @@ class DraftRing:
 
 
 def allocate_ring(
-    rows: int, kv_heads: int, head_dim: int, *, window: int, sink: int, spare: int, dtype: DTypeLike
+    rows: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    window: int,
+    sink: int,
+    spare: int,
+    dtype: DTypeLike,
+    kernels: str | None = None,
 ) -> DraftRing:
     """An empty ring of sink + window + spare slots a row."""
     shape = (rows, kv_heads, sink + window + spare, head_dim)
-    return DraftRing(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), sink, window)
+    return DraftRing(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), sink, window, kernels)

@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     bench.command("versus-hf")(versus_hf_command)
     bench.command("start")(start_command)
     bench.command("step")(step_command)
+    bench.command("memory")(memory_command)
     app.add_typer(bench, name="bench")
 
 
@@ -167,6 +168,9 @@ def step_command(
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="reference, xla, mosaic_gpu or mosaic_tpu.", show_default="chosen")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the step costs into this PNG file.")] = None,
     json: _Json = False,
 ) -> None:
@@ -182,25 +186,63 @@ def step_command(
         repeats=repeats,
         dtype=_dtype(dtype),
     )
+    from pallas_kernels.dispatch import require_kernels
     from wmtp_jax.bench import machine, picture, step, step_plot, step_table, synthetic, tables
     from wmtp_jax.compilation_cache import enable_compilation_cache
+    from wmtp_jax.models.decoder import with_kernels
     from wmtp_jax.presets import model_config, read_preset
 
     enable_compilation_cache()
+    require_kernels(kernels)
     if plot:
         picture.require_plot(plot)
     config = model_config(read_preset(preset), preset)
     note("measuring this machine")
     measured = machine.measure_machine(given.dtype)
     note(f"{preset}: making random weights")
-    results = step.measure_steps(synthetic.synthetic_model(config, given.dtype), measured, given, note)
+    model = with_kernels(synthetic.synthetic_model(config, given.dtype), kernels)
+    results = step.measure_steps(model, measured, given, note)
     if plot:
         step_plot.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
     if json:
         rounds = [dict(gain=result.gain, **vars(result)) for result in results]
-        print_json(dict(preset=preset, options=given, machine=measured, contexts=rounds))
+        print_json(dict(preset=preset, kernels=kernels, options=given, machine=measured, contexts=rounds))
     else:
         tables.show(step_table.step_table(results, measured, given))
+
+
+def memory_command(
+    preset: Annotated[str, typer.Option(help="A preset's name, or a TOML file.")] = "proxy_35b",
+    pool: Annotated[str, typer.Option(help="Memory for the rows, as 8GB or 500MB.")] = "8GB",
+    context: Annotated[str, typer.Option(help="Tokens of every row, as 64K or 1M.")] = "64K",
+    gamma: _Gamma = settings.MemoryOptions.gamma,
+    window: Annotated[int, typer.Option(help="Of the windowed draft.")] = settings.MemoryOptions.window,
+    sink: _Sink = settings.MemoryOptions.sink,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """How many rows one memory really admits with a native draft cache and with the ring."""
+    from wmtp_jax.plan.units import parse_bytes, parse_tokens
+
+    given = settings.MemoryOptions(
+        pool_bytes=parse_bytes(pool, "pool"),
+        context=parse_tokens(context),
+        gamma=gamma,
+        window=window,
+        sink=sink,
+        dtype=_dtype(dtype),
+    )
+    from wmtp_jax.bench import memory, memory_table, tables
+    from wmtp_jax.presets import model_config, read_preset
+
+    results = memory.measure_memory(model_config(read_preset(preset), preset), given, note)
+    if json:
+        rows = [dict(vars(result), row_bytes=result.row_bytes, draft_share=result.draft_share) for result in results]
+        print_json(dict(preset=preset, options=given, admissions=rows))
+    else:
+        tables.show(memory_table.memory_table(results, given))
 
 
 def _dtype(given: str | None) -> str:

@@ -50,6 +50,9 @@ def generate_command(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     chunk: Annotated[int, typer.Option(help="Prompt tokens a forward pass.")] = Defaults.chunk,
+    kernels: Annotated[
+        str | None, typer.Option(help="reference, xla, mosaic_gpu or mosaic_tpu.", show_default="chosen")
+    ] = None,
     cache_dtype: Annotated[
         str | None, typer.Option(help="Of keys and values: float32, bfloat16, int8 or float8_e4m3fn.")
     ] = Defaults.cache_dtype,
@@ -86,7 +89,7 @@ def generate_command(
         options["window"] = window
     Defaults(**options)
     text = _prompt_text(prompt, prompt_file)
-    loaded = _load(model, dtype, no_mtp)
+    loaded = _load(model, dtype, no_mtp, kernels)
     ids = loaded.encode_chat([{"role": "user", "content": text}]) if chat else loaded.encode(text)
     if compare:
         from wmtp_jax.cli.comparison import compare_command
@@ -117,12 +120,12 @@ def _not_empty(text: str, source: str) -> str:
     return text
 
 
-def _load(path: str | None, dtype: str | None, no_mtp: bool) -> "Model":
+def _load(path: str | None, dtype: str | None, no_mtp: bool, kernels: str | None) -> "Model":
     from wmtp_jax.compilation_cache import enable_compilation_cache
     from wmtp_jax.model import load
 
     enable_compilation_cache()
-    return load(path or DEMO, dtype=dtype, no_mtp=no_mtp)
+    return load(path or DEMO, dtype=dtype, no_mtp=no_mtp, kernels=kernels)
 
 
 def _generate(model: "Model", ids: list[int], options: dict[str, Any], *, json: bool) -> None:

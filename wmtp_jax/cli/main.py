@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from pallas_kernels.errors import UnsupportedKernel
 from wmtp_jax.cli.output import note
 from wmtp_jax.errors import UserError
 
@@ -40,7 +41,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; a failure prints one line on standard error."""
     try:
         return _dispatch(arguments or ["--help"])
-    except UserError as error:
+    except (UserError, UnsupportedKernel) as error:
         return _fail(str(error), 2)
     except typer.TyperException as error:
         return _fail(_usage_message(error), 2)

@@ -83,12 +83,8 @@ class MTPDrafter:
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> DraftRing:
         if model.mtp is None:
             raise UserError("this checkpoint has no MTP head to draft with: use --gamma 0")
-        a = model.config.attention
-        window, sink, spare = self.window, self.sink, self.gamma - 1
-        if not window or window + sink >= capacity:
-            # The head sees everything, so the ring never wraps.
-            window, sink, spare = capacity, 0, 0
-        return allocate_ring(rows, a.num_kv_heads, a.head_dim, window=window, sink=sink, spare=spare, dtype=dtype)
+        a, shape = model.config.attention, ring_shape(self.window, self.sink, self.gamma, capacity)
+        return allocate_ring(rows, a.num_kv_heads, a.head_dim, dtype=dtype, kernels=model.kernels, **shape)
 
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> DraftRing:
         """Stores the chunk's entries that a draft at the prompt's end would read, and skips the others.
@@ -113,6 +109,13 @@ class MTPDrafter:
         """Draft-extend over the committed entries, then ``gamma`` recurrent steps."""
         tokens, _, ring = draft_run(model, state, self.gamma, sampling)
         return tokens, ring
+
+
+def ring_shape(window: int, sink: int, gamma: int, capacity: int) -> dict[str, Any]:
+    """The ring for rows of up to ``capacity`` positions; one that sees them all, as a native draft, never wraps."""
+    if not window or window + sink >= capacity:
+        return dict(window=capacity, sink=0, spare=0)
+    return dict(window=window, sink=sink, spare=gamma - 1)
 
 
 def draft_run(

@@ -39,7 +39,7 @@ def start_state(
         jnp.zeros(rows, jnp.int32),
     )
     return DecodeState(
-        cache=allocate(model.config, capacities, page_size, dtype),
+        cache=allocate(model.config, capacities, page_size, dtype, model.kernels),
         recurrent=model.initial_states(rows),
         # Draft caches are small where there is a window; only the target's are worth eight bits.
         draft=drafter.start(model, rows, max(capacities), dtype if dtype.itemsize > 1 else model.embedding.dtype),

@@ -29,6 +29,8 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
         self.config = config
         self.unrolled = False
+        # Which implementation of the operations in pallas_kernels runs; None lets each choose.
+        self.kernels: str | None = None
         embedding = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size))
         self.embedding = nnx.Param(embedding.astype(dtype))
 
@@ -82,7 +84,7 @@ class Decoder(nnx.Module):
                     attended, cache = attend(cache, layer, q, *block.mixer.keys_values(normed, positions))
                     y, layer = block.mixer.output(attended, gate), layer + 1
                 elif isinstance(block.mixer, DeltaNet):
-                    y, update = block.mixer(normed, next(states), valid)
+                    y, update = block.mixer(normed, next(states), valid, self.kernels)
                     updates.append(update)
                 else:
                     y = block.mixer(normed)
@@ -131,6 +133,13 @@ def build(config: ModelConfig, seed: int = 0, dtype: DTypeLike = jnp.float32) ->
 def abstract(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Decoder:
     """The same tree with shapes instead of arrays; allocates nothing."""
     return nnx.eval_shape(lambda: build(config, 0, dtype))
+
+
+def with_kernels(model: Decoder, kernels: str | None) -> Decoder:
+    """The same model and arrays, run by another implementation of the operations in ``pallas_kernels``."""
+    other = jax.tree.map(lambda x: x, model)
+    other.kernels = kernels
+    return other
 
 
 def prefers_unrolled(config: ModelConfig) -> bool:

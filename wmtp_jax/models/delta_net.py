@@ -66,7 +66,11 @@ class DeltaNet(nnx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "B T M"], state: DeltaState, valid: Int[Array, " B"] | None
+        self,
+        x: Float[Array, "B T M"],
+        state: DeltaState,
+        valid: Int[Array, " B"] | None,
+        kernels: str | None = None,
     ) -> tuple[Float[Array, "B T M"], DeltaState | DeltaReplay]:
         """Mixes T tokens after ``state``.
 
@@ -81,7 +85,7 @@ class DeltaNet(nnx.Module):
         if valid is not None:
             counts = (jnp.arange(x.shape[1]) < valid[:, None])[..., None]
             beta, log_decay = jnp.where(counts, beta, 0.0), jnp.where(counts, log_decay, 0.0)
-        out, memory, replay = gated_delta_rule(q, k, v, log_decay, beta, state.memory)
+        out, memory, replay = gated_delta_rule(q, k, v, log_decay, beta, state.memory, implementation=kernels)
         y = self._gate(out, x)
         if valid is None:
             return y, DeltaReplay(replay, conv_inputs)

@@ -6,6 +6,8 @@ from wmtp_jax.errors import UserError
 
 _TOKENS = re.compile(r"(\d{1,12})([kKmM]?)", re.ASCII)
 _FACTORS = {"": 1, "k": 2**10, "m": 2**20}
+_BYTES = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([kmgt]?b)", re.ASCII | re.IGNORECASE)
+_DECIMAL = {"b": 0, "kb": 3, "mb": 6, "gb": 9, "tb": 12}
 _SHOWN_DIGITS = 3
 
 
@@ -21,6 +23,14 @@ def parse_tokens(text: str, option: str = "context") -> int:
     if tokens < 1:
         raise UserError(f"--{option} {text}: must be 1 token or more")
     return tokens
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """``"8GB"`` or ``"500 MB"`` as bytes, 1 GB being 10^9. Raises UserError that names the option."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"--{option} {text}: must be an amount of memory such as 500MB or 8GB")
+    return int(float(match[1]) * 10 ** _DECIMAL[match[2].lower()])
 
 
 def show_tokens(tokens: int) -> str:
