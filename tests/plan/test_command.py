@@ -13,7 +13,7 @@ from tests.tiny import CONFIGS
 from wmtp_jax.cli.main import run
 from wmtp_jax.config import config_to_json
 from wmtp_jax.errors import UserError
-from wmtp_jax.model import DEMO_FOLDER
+from wmtp_jax.folders import DEMO_FOLDER
 from wmtp_jax.plan.sizes import sizes_of_config
 from wmtp_jax.plan.source import read_sizes
 from wmtp_jax.plan.units import parse_tokens, show_bytes, show_tokens

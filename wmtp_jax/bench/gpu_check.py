@@ -27,20 +27,7 @@ SECTIONS = {
     "steps_mosaic_gpu": 180,
     "steps_xla": 180,
 }
-_STEPS = [
-    "bench",
-    "step",
-    "--preset",
-    "qwen3_6_35b",
-    "--gamma",
-    "6",
-    "--contexts",
-    "64K,256K,1M",
-    "--repeats",
-    "3",
-    "--json",
-    "--kernels",
-]
+_PRESET = ("--preset", "qwen3_6_35b", "--gamma", "6", "--contexts", "64K,256K,1M", "--repeats", "3")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -120,7 +107,8 @@ def _steps(name: str, limit_s: float, dry_run: bool) -> tuple[list[dict], str | 
     """`wmtp bench step` of the 35B with some kernels; in a dry run only whether there is such a command."""
     kernels = name.removeprefix("steps_")
     wmtp = [sys.executable, "-c", "import sys; from wmtp_jax.cli.main import main; sys.exit(main())"]
-    printed, error = _output([*wmtp, *(("bench", "step", "--help") if dry_run else (*_STEPS, kernels))], limit_s)
+    given = ("--help",) if dry_run else (*_PRESET, "--kernels", kernels, "--json")
+    printed, error = _output([*wmtp, "bench", "step", *given], limit_s)
     return ([] if error or dry_run else [json.loads(printed)]), error
 
 
