@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.options import DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
+from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
 from wmtp_jax.plan.units import parse_tokens
 
 NATIVE = "native"
@@ -111,7 +111,8 @@ class StepOptions:
     """What steps to time.
 
     - ``contexts``: committed tokens of each of ``rows`` rows; ``modes``: of ``STEP_MODES``.
-    - ``steps``: steps a call of the loop; ``repeats``: rounds. ``dtype``: of weights and caches.
+    - ``steps``: steps a call of the loop; ``repeats``: rounds.
+    - ``dtype``: of the weights; ``cache_dtype``: of keys and values, None is the weights'.
     """
 
     gamma: int = 3
@@ -123,11 +124,14 @@ class StepOptions:
     steps: int = 8
     repeats: int = 5
     dtype: str = "float32"
+    cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         require("gamma", self.gamma, 1, MAX_GAMMA)
         require("window", self.window, 1)
         require("sink", self.sink, 0)
+        if self.cached not in CACHE_DTYPES:
+            raise UserError(f"--cache-dtype {self.cached}: must be one of {', '.join(CACHE_DTYPES)}")
         for name in ("rows", "steps", "repeats"):
             require(name, getattr(self, name), 1)
         _require_counts("contexts", self.contexts, 1)
@@ -135,6 +139,11 @@ class StepOptions:
         for mode in self.modes:
             if mode not in STEP_MODES:
                 raise UserError(f"--modes: {mode!r} is not known; give some of {','.join(STEP_MODES)}")
+
+    @property
+    def cached(self) -> str:
+        """The dtype of keys and values."""
+        return self.cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ def _measure_group(
     drafters = {mode: _drafter(mode, options) for mode in options.modes}
     longest = contexts[-1]
     note(f"up to {show_tokens(longest)}: filling {needed_bytes(model.config, options, longest) / 1e9:.2f} GB")
-    rows = SyntheticRows(model, drafters, longest + _spare(options), options.rows, jnp.dtype(options.dtype))
+    rows = SyntheticRows(model, drafters, longest + _spare(options), options.rows, jnp.dtype(options.cached))
     sampling = batch_sampling([SamplingParams()] * options.rows)
     for context in contexts:
         note(f"{show_tokens(context)}: warming up")

@@ -53,9 +53,17 @@ def needed_bytes(config: ModelConfig, options: StepOptions, context: int) -> int
     return int(options.rows * (row.pages + row.state + drafts) * 1.125)
 
 
+# The names that planning has for dtypes.
+_FORMATS = {
+    "float32": "float32",
+    "bfloat16": "bf16",
+    "float16": "float16",
+    "int8": "int8",
+    "float8_e4m3fn": "fp8",
+}
 _DRAFTS = {"native": "draft_native", "windowed": "draft_ring"}
 
 
 def _setting(options: StepOptions, context: int) -> Setting:
-    kind = "float32" if options.dtype == "float32" else "bf16"
-    return Setting(weights=kind, cache=kind, context=context, rows=options.rows, gamma=options.gamma)
+    weights, cache = _FORMATS[options.dtype], _FORMATS[options.cached]
+    return Setting(weights=weights, cache=cache, context=context, rows=options.rows, gamma=options.gamma)

@@ -41,7 +41,8 @@ class SyntheticRows:
         self._model, self._drafters, self._rows = model, drafters, rows
         self._cache = fill(state.cache)
         self._recurrent = jax.tree.map(partial(_refill, scale=0.1), state.recurrent)
-        self._drafts = {name: fill(d.start(model, rows, capacity, dtype)) for name, d in drafters.items()}
+        draft_dtype = dtype if jnp.dtype(dtype).itemsize > 1 else model.embedding.dtype
+        self._drafts = {name: fill(d.start(model, rows, capacity, draft_dtype)) for name, d in drafters.items()}
 
     def seconds(self, name: str, context: int, call: Callable[[Drafter, DecodeState], DecodeState]) -> float:
         """Seconds that ``call`` takes with this drafter's caches and ``context`` committed tokens a row."""
@@ -86,6 +87,8 @@ def noise(shape: tuple[int, ...], dtype: DTypeLike, scale: float, salt: int, mea
     index = (index ^ (index >> 16)) * jnp.uint32(0x85EBCA6B)
     index = (index ^ (index >> 13)) * jnp.uint32(0xC2B2AE35)
     uniform = (index ^ (index >> 16)).astype(jnp.float32) * 2.0**-31 - 1.0
+    # Whole numbers would round to nearly nothing: they get all of their range.
+    scale = 64.0 if jnp.issubdtype(dtype, jnp.integer) else scale
     return (mean + scale * math.sqrt(3.0) * uniform).astype(dtype)
 
 

@@ -168,6 +168,10 @@ def step_command(
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
+    cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of keys and values: also float16, int8, float8_e4m3fn.", show_default="the weights'"),
+    ] = None,
     kernels: Annotated[
         str | None, typer.Option(help="reference, xla, mosaic_gpu or mosaic_tpu.", show_default="chosen")
     ] = None,
@@ -185,6 +189,7 @@ def step_command(
         steps=steps,
         repeats=repeats,
         dtype=_dtype(dtype),
+        cache_dtype=cache_dtype,
     )
     from pallas_kernels.dispatch import require_kernels
     from wmtp_jax.bench import machine, picture, step, step_plot, step_table, synthetic, tables

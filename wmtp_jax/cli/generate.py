@@ -54,7 +54,7 @@ def generate_command(
         str | None, typer.Option(help="reference, xla, mosaic_gpu or mosaic_tpu.", show_default="chosen")
     ] = None,
     cache_dtype: Annotated[
-        str | None, typer.Option(help="Of keys and values: float32, bfloat16, int8 or float8_e4m3fn.")
+        str | None, typer.Option(help="Of keys and values: float32, bfloat16, float16, int8 or float8_e4m3fn.")
     ] = Defaults.cache_dtype,
     page_size: Annotated[
         int | None, typer.Option(help="Positions a cache page; by default what this machine reads fastest.")

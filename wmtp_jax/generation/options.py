@@ -14,7 +14,7 @@ MAX_GAMMA = 8
 # The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
 DEFAULT_WINDOW = 4032
 DEFAULT_SINK = 64
-CACHE_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True, kw_only=True)

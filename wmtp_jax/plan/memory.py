@@ -14,7 +14,13 @@ FP8_BYTES = 1 + 4 / 128**2
 NVFP4_BYTES = 0.5 + 1 / 16
 WEIGHT_FORMATS = ("bf16", "fp8", "nvfp4", "float32")
 # Bytes of a number, and of the scale that comes with each position and head of an eight-bit format.
-CACHE_FORMATS = {"bf16": (BF16_BYTES, 0), "int8": (1, FLOAT32_BYTES), "fp8": (1, FLOAT32_BYTES), "float32": (4, 0)}
+CACHE_FORMATS = {
+    "bf16": (BF16_BYTES, 0),
+    "float16": (2, 0),
+    "int8": (1, FLOAT32_BYTES),
+    "fp8": (1, FLOAT32_BYTES),
+    "float32": (4, 0),
+}
 # Positions a page, on an accelerator.
 PAGE = 256
 # Kept back for activations, compiled programs and fragmentation: what the published runs kept (a fraction of 0.85
