@@ -115,7 +115,7 @@ def test_what_may_not_work_is_a_warning(capsys: pytest.CaptureFixture[str], argu
         ("--model demo --hardware cpu --window -1", "--window -1: must be 0 or more"),
         ("--model demo --hardware cpu --rows 0", "--rows 0: must be 1 or more"),
         ("--model demo --hardware cpu --weights int3", "--weights int3: not known; give one of bf16, fp8, nvfp4"),
-        ("--model demo --hardware cpu --cache nvfp4", "--cache nvfp4: not known; give one of bf16, int8, fp8"),
+        ("--model demo --hardware cpu --cache nvfp4", "--cache nvfp4: not known; give one of bf16, float16, int8"),
         ("--hardware cpu", "Missing option '--model'"),
         ("--model tests --hardware cpu", "tests: holds neither model.json nor config.json"),
     ],

@@ -47,6 +47,7 @@ def _cells(mode: ModeResult) -> list[str]:
 def _caption(machine: Machine, options: StepOptions) -> str:
     return (
         f"{machine.device}: reads {machine.read_bandwidth / 1e9:.1f} GB/s, multiplies "
-        f"{machine.matrix_flops / 1e9:.0f} GFLOP/s ({options.dtype}, cache {options.cached}); gamma {options.gamma}, window {options.window}, "
-        f"sink {options.sink}, rows {options.rows}; medians of {options.repeats} rounds"
+        f"{machine.matrix_flops / 1e9:.0f} GFLOP/s; weights {options.dtype}, cache {options.cached}; "
+        f"gamma {options.gamma}, window {options.window}, sink {options.sink}, rows {options.rows}; "
+        f"medians of {options.repeats} rounds"
     )

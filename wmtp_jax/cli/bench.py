@@ -169,8 +169,7 @@ def step_command(
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
     cache_dtype: Annotated[
-        str | None,
-        typer.Option(help="Of keys and values: also float16, int8, float8_e4m3fn.", show_default="the weights'"),
+        str | None, typer.Option(help="Also float16, int8 or float8_e4m3fn.", show_default="the weights'")
     ] = None,
     kernels: Annotated[
         str | None, typer.Option(help="reference, xla, mosaic_gpu or mosaic_tpu.", show_default="chosen")
