@@ -35,17 +35,18 @@ def attended(dtype: str, seed: int) -> np.ndarray:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "error"), [("float16", 0.002), ("int8", 0.02), ("float8_e4m3fn", 0.1), ("bfloat16", 0.02)]
-)
+BOUNDS = {"float16": 0.002, "bfloat16": 0.02, "int8": 0.02, "float8_e4m3fn": 0.1}
+
+
+@pytest.mark.parametrize(("dtype", "error"), BOUNDS.items())
 def test_a_narrow_cache_stays_near_the_wide_one(dtype, error):
     exact, narrow = attended("float32", 3), attended(dtype, 3)
     off = np.linalg.norm(narrow - exact) / np.linalg.norm(exact)
     assert 1e-5 < off < error
 
 
-def test_every_eight_bit_dtype_is_held_to_a_bound():
-    assert set(EIGHT_BIT) == {"int8", "float8_e4m3fn"}
+def test_every_narrow_dtype_is_held_to_a_bound():
+    assert {*BOUNDS, "float32"} == set(CACHE_DTYPES)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT)
