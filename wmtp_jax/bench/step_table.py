@@ -27,7 +27,7 @@ def step_table(results: Sequence[StepResult], machine: Machine, options: StepOpt
         table.add_column(title, justify="right")
     for result in results:
         for index, mode in enumerate(result.modes):
-            table.add_row("" if index else show_tokens(result.context), *_cells(mode), end_section=False)
+            table.add_row("" if index else show_tokens(result.context), *_cells(mode))
         if result.gain is not None:
             table.add_row("", f"windowed is {result.gain:.2f}x native", style="bold")
         if not result.modes:
@@ -38,10 +38,15 @@ def step_table(results: Sequence[StepResult], machine: Machine, options: StepOpt
 
 def _cells(mode: ModeResult) -> list[str]:
     ms = mode.step.ms
-    phases = [f"{mode.phases[name].ms.median:.3g}" if name in mode.phases else "" for name in _PHASES]
+    phases = [_ms(mode.phases[name].ms.median) if name in mode.phases else "" for name in _PHASES]
     shares = [f"{share:.0%}" for share in (mode.step.roofline, mode.phases["attention"].roofline)]
-    spread = f"{ms.low:.4g} - {ms.high:.4g}"
-    return [mode.mode, f"{ms.median:.4g}", spread, *phases, f"{mode.host_ms.median:.2g}", *shares]
+    spread = f"{_ms(ms.low)} - {_ms(ms.high)}"
+    return [mode.mode, _ms(ms.median), spread, *phases, _ms(mode.host_ms.median), *shares]
+
+
+def _ms(value: float) -> str:
+    """Three digits, and never an exponent."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _caption(machine: Machine, options: StepOptions) -> str:
