@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import IMPLEMENTATIONS, choose
+from pallas_kernels.dispatch import choose
 from pallas_kernels.gated_delta_rule import xla
 
 
@@ -42,9 +42,7 @@ def gated_delta_rule(
     """
     # Accelerators round float32 products to fewer bits unless told otherwise, and the state would carry that on.
     with jax.default_matmul_precision("highest"):
-        out, final, corrected = choose("gated_delta_rule", IMPLEMENTATIONS, implementation)(
-            q, k, v, log_decay, beta, state
-        )
+        out, final, corrected = choose("gated_delta_rule", implementation)(q, k, v, log_decay, beta, state)
     return out, final, Replay(k, corrected, log_decay)
 
 

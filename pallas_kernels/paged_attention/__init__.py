@@ -2,7 +2,7 @@
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import IMPLEMENTATIONS, choose
+from pallas_kernels.dispatch import choose
 
 
 def paged_attention(
@@ -23,5 +23,5 @@ def paged_attention(
     D^-1/2; the result has the dtype of ``q``. Work follows the longest true length of the batch, not the number of
     allocated pages.
     """
-    attend = choose("paged_attention", IMPLEMENTATIONS, implementation)
+    attend = choose("paged_attention", implementation)
     return attend(q, k_pages, v_pages, page_table, lengths, k_scales, v_scales)

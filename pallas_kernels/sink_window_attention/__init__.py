@@ -6,7 +6,7 @@ Position p of a row lies in slot p for p < sink, else in slot sink + (p - sink) 
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import IMPLEMENTATIONS, choose
+from pallas_kernels.dispatch import choose
 from pallas_kernels.sink_window_attention.slots import ring_positions, ring_slot
 
 
@@ -26,9 +26,7 @@ def sink_window_attention(
     C - sink positions from there. A full cache is the ring with ``sink=0``, ``window_start=0`` and C positions.
     Float32 scores and sums, scaled by D^-1/2. Work follows the longest filled part of the rings.
     """
-    return choose("sink_window_attention", IMPLEMENTATIONS, implementation)(
-        q, k_ring, v_ring, positions, window_start, sink
-    )
+    return choose("sink_window_attention", implementation)(q, k_ring, v_ring, positions, window_start, sink)
 
 
 __all__ = ["ring_positions", "ring_slot", "sink_window_attention"]

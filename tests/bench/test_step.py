@@ -14,7 +14,6 @@ from wmtp_jax.bench import step
 from wmtp_jax.bench.machine import Machine, free_bytes
 from wmtp_jax.bench.options import StepOptions
 from wmtp_jax.bench.phases import run_phase
-from wmtp_jax.bench.step_work import needed_bytes
 from wmtp_jax.bench.synthetic import SyntheticRows, noise, synthetic_model
 from wmtp_jax.cli.main import run
 from wmtp_jax.decode.drafter import MTPDrafter, draft_run
@@ -79,13 +78,14 @@ def _mtp_parameters() -> int:
 
 def test_a_context_that_does_not_fit_is_left_out_with_its_need(model, monkeypatch: pytest.MonkeyPatch):
     only_plain = replace(OPTIONS, modes=("plain",), repeats=1)
-    small, large = (needed_bytes(CONFIG, only_plain, context) for context in (45, 300))
+    only_plain = replace(only_plain, contexts=(45, 20_000))
+    small, large = (step._needed_bytes(model, only_plain, context) for context in (45, 20_000))
     monkeypatch.setattr(step, "free_bytes", lambda: (small + large) // 2)
     notes: list[str] = []
     fits, left_out = step.measure_steps(model, MACHINE, only_plain, notes.append)
-    assert [fits.context, left_out.context] == [45, 300]
+    assert [fits.context, left_out.context] == [45, 20_000]
     assert [len(fits.modes), len(left_out.modes)] == [1, 0]
-    assert any("300: left out" in line for line in notes)
+    assert any("20000: left out" in line for line in notes)
 
 
 def test_free_memory_is_known_here():

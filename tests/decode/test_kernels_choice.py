@@ -26,7 +26,7 @@ def test_the_reference_kernels_write_the_same_text():
 @pytest.mark.parametrize("name", [name for name in IMPLEMENTATIONS if name.startswith("mosaic")])
 def test_kernels_of_another_machine_are_refused_when_loading_and_when_running(name):
     with pytest.raises(
-        UnsupportedKernel, match=rf"'{name}' needs a .PU and JAX found a {jax.default_backend().upper()}"
+        UnsupportedKernel, match=rf"'{name}' need a .PU and JAX found a {jax.default_backend().upper()}"
     ):
         load(kernels=name)
     with pytest.raises(UnsupportedKernel, match=name):
@@ -34,5 +34,5 @@ def test_kernels_of_another_machine_are_refused_when_loading_and_when_running(na
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(UnsupportedKernel, match="'cuda' does not exist; choose one of"):
+    with pytest.raises(UnsupportedKernel, match="'cuda' do not exist: take one of"):
         load(kernels="cuda")

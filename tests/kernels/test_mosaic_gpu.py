@@ -267,20 +267,20 @@ def test_what_cannot_run_is_refused_with_the_reason(why):
         jax.eval_shape(function, *shapes)
 
 
-@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9"])
-def test_an_older_gpu_is_refused_and_told_what_to_take(capability):
-    with pytest.raises(ValueError, match=rf"paged_attention.*9\.0.*{capability}.*take None"):
-        dispatch.refuse_older("paged_attention", "mosaic_gpu", capability)
+@pytest.mark.parametrize("capability", ["7.5", "8.9", "10.0", "12.1", "gfx942"])
+def test_another_gpu_is_refused_and_told_what_to_take(capability):
+    with pytest.raises(ValueError, match=rf"mosaic_gpu.*9\.0 \(Hopper\).*{capability}: leave it out"):
+        dispatch.require_capability("mosaic_gpu", capability)
 
 
-@pytest.mark.parametrize("capability", ["9.0", "10.0", "12.1", ""])
-def test_a_newer_gpu_is_not(capability):
-    dispatch.refuse_older("paged_attention", "mosaic_gpu", capability)
+@pytest.mark.parametrize("capability", ["9.0", ""])
+def test_hopper_and_a_device_that_does_not_say_are_not(capability):
+    dispatch.require_capability("mosaic_gpu", capability)
 
 
 def test_a_machine_without_a_gpu_is_told_so():
     inputs, _ = paged_case(GPU_PAGED["first token of an empty row"], seed=0)
-    with pytest.raises(ValueError, match="needs a GPU and JAX found a CPU"):
+    with pytest.raises(ValueError, match="need a GPU and JAX found a CPU"):
         paged_door.paged_attention(*inputs, implementation="mosaic_gpu")
-    with pytest.raises(ValueError, match="needs a GPU and JAX found a CPU"):
+    with pytest.raises(ValueError, match="need a GPU and JAX found a CPU"):
         delta_rule_door.gated_delta_rule(*on_device(delta_case(DELTAS["one token"], 0)), implementation="mosaic_gpu")

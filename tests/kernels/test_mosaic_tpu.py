@@ -267,5 +267,5 @@ def test_pages_that_a_tpu_cannot_copy_are_refused_with_the_reason(kind, page, si
 )
 @pytest.mark.skipif(jax.default_backend() == "tpu", reason="on a TPU the name runs")
 def test_the_name_is_refused_where_there_is_no_tpu(door, case):
-    with pytest.raises(ValueError, match=r"mosaic_tpu.*needs a TPU"):
+    with pytest.raises(ValueError, match=r"mosaic_tpu.*need a TPU"):
         door(*case(), implementation="mosaic_tpu")

@@ -105,7 +105,7 @@ def test_work_follows_the_true_length_and_not_the_allocated_one():
 
 def test_an_unknown_implementation_is_refused_by_name():
     inputs, _ = paged_case(PAGED["one token, first of all"], seed=0)
-    with pytest.raises(ValueError, match=r"triton.*choose one of.*xla"):
+    with pytest.raises(ValueError, match=r"triton.*take one of.*xla"):
         paged_attention(*inputs, implementation="triton")
 
 

@@ -1,6 +1,7 @@
 """Planned bytes are the bytes that decoding allocates."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tiny import CONFIGS
 from wmtp_jax.cache.paged import allocate
 from wmtp_jax.decode.drafter import MTPDrafter
+from wmtp_jax.decode.prefill import start_state
 from wmtp_jax.models.decoder import abstract
 from wmtp_jax.plan.hardware import HARDWARE
 from wmtp_jax.plan.memory import PAGE, RESERVE, row_bytes, rows_that_fit, weight_bytes
@@ -91,3 +93,18 @@ def test_the_ring_never_fits_fewer_rows(name: str, hardware: str) -> None:
 
 def test_a_memory_smaller_than_the_weights_fits_nothing() -> None:
     assert rows_that_fit(HARDWARE["tpu-v5e"], 17 * 10**9, 5) == 0
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("bf16", jnp.bfloat16), ("float32", jnp.float32)])
+@pytest.mark.parametrize(
+    ("cache", "cached"), [("int8", jnp.int8), ("fp8", jnp.float8_e4m3fn), ("float16", jnp.float16)]
+)
+def test_the_draft_cache_is_planned_in_the_dtype_that_decoding_gives_it(weights, dtype, cache, cached):
+    model = abstract(CONFIGS["hybrid"], dtype)
+    drafter = MTPDrafter(gamma=3, window=20, sink=2)
+    make = partial(
+        start_state, model, drafter, [range(2 * PAGE - 9)], [5], page_size=PAGE, dtype=cached, penalized=False
+    )
+    state = jax.eval_shape(make)
+    row = row_bytes(sizes_of_config(CONFIGS["hybrid"]), weights, cache, context=2 * PAGE, gamma=3, window=20, sink=2)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.draft)) == row.draft_ring

@@ -1,6 +1,7 @@
 """Acceptance length against the draft's window, as a picture."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def _draw(results: Sequence[ContextResult], panel: Any) -> None:
     ticks = [str(window) for window in windows] + [NATIVE] * any(not drafter.window for drafter in drafters)
     sinks = sorted({drafter.sink for drafter in drafters if drafter.window}) or [0]
     for color, result in enumerate(results):
-        for style, sink in zip(_LINE_STYLES, sinks, strict=False):
+        for style, sink in zip(cycle(_LINE_STYLES), sinks, strict=False):
             # Native has no sink: it ends every line.
             own = sorted((d for d in result.drafters if d.sink == sink or not d.window), key=_native_last)
             lengths = [drafter.acceptance_length for drafter in own]

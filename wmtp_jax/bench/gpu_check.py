@@ -100,7 +100,8 @@ def _measured(name: str, limit_s: float, dry_run: bool) -> tuple[list[dict], str
     """What a section's own process printed, a JSON object a line, up to its end or the limit."""
     command = [sys.executable, "-m", "wmtp_jax.bench.gpu_check", "--section", name, "--out", os.devnull]
     printed, error = _output([*command, *(["--dry-run"] if dry_run else [])], limit_s)
-    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")], error
+    # A limit can cut the last line short.
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{") and line.endswith("}")], error
 
 
 def _steps(name: str, limit_s: float, dry_run: bool) -> tuple[list[dict], str | None]:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from wmtp_jax.bench.timing import seconds_of
+from wmtp_jax.errors import UserError
+from wmtp_jax.plan.units import show_bytes
 
 # Far past any cache, and a matrix large enough that its rate has levelled off.
 _READ_BYTES = {"cpu": 2**29, "gpu": 2**32, "tpu": 2**31}
@@ -16,7 +18,7 @@ _MATRIX = {"cpu": 2048, "gpu": 8192, "tpu": 8192}
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """``read_bandwidth`` in bytes a second; ``matrix_flops`` a second, of square products in the cache's dtype."""
+    """``read_bandwidth`` in bytes a second; ``matrix_flops`` a second, of square products in the weights' dtype."""
 
     device: str
     read_bandwidth: float
@@ -45,6 +47,13 @@ def free_bytes() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def require_free(needed: int, what: str) -> None:
+    """Raises UserError where the memory that is left cannot hold so many bytes."""
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise UserError(f"{what}: {show_bytes(needed)} are needed and {show_bytes(free)} of memory are free")
 
 
 def _memory_lines() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wmtp_jax.bench.machine import require_free
 from wmtp_jax.bench.options import MemoryOptions
 from wmtp_jax.bench.synthetic import fill
 from wmtp_jax.cache.paged import allocate, default_page_size
@@ -41,10 +42,12 @@ class Admission:
 def measure_memory(config: ModelConfig, options: MemoryOptions, note: Callable[[str], None]) -> list[Admission]:
     """Admits rows of ``context`` tokens until the next would pass ``pool_bytes``, with native drafts, then with rings.
 
-    Every row is allocated and filled. Raises UserError for a model without a head and for a pool too small for a row.
+    Every row is allocated and filled. Raises UserError for a model without a head, and for a pool that is too small for a
+    row or too large for this machine.
     """
     if not config.has_mtp:
         raise UserError("this preset has no MTP head, so there is no draft cache to compare")
+    require_free(options.pool_bytes, "--pool")
     return [
         _admit(config, options, mode, window, sink, note)
         for mode, window, sink in (("native", 0, 0), ("windowed", options.window, options.sink))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from wmtp_jax.bench.machine import Machine, free_bytes
 from wmtp_jax.bench.options import StepOptions
 from wmtp_jax.bench.phases import DRAFT_PHASES, TARGET_PHASES, run_phase
-from wmtp_jax.bench.step_work import needed_bytes, phase_work, step_work
-from wmtp_jax.bench.synthetic import SyntheticRows
+from wmtp_jax.bench.step_work import phase_work, step_work
+from wmtp_jax.bench.synthetic import SyntheticRows, cache_bytes
 from wmtp_jax.bench.timing import Spread
 from wmtp_jax.cache.paged import default_page_size
 from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
@@ -18,6 +18,7 @@ from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.sampling import Sampling, batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import pack
 from wmtp_jax.plan.roofline import Work
@@ -42,7 +43,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ModeResult:
-    """One way to decode at one context. ``host_ms`` is what a step costs beside the device: dispatch and reading."""
+    """One way to decode at one context. ``host_ms`` is a step's share of a call that runs none: dispatch."""
 
     mode: str
     step: Cost
@@ -76,11 +77,14 @@ def measure_steps(
     """Every context, shortest first. One that does not fit the free memory is noted and comes back without modes.
 
     Contexts with pages of one size share buffers and programs: work follows the true length, not the allocated one.
+    Raises UserError for drafts by a model without a head.
     """
+    if not model.config.has_mtp and set(options.modes) - {"plain"}:
+        raise UserError("this preset has no MTP head to draft with: give --modes plain")
     results = []
     for group in _groups(options):
         free = free_bytes()
-        needed = {context: needed_bytes(model.config, options, context) for context in group}
+        needed = {context: _needed_bytes(model, options, context) for context in group}
         fitting = [context for context in group if free is None or needed[context] <= free]
         if fitting:
             results += _measure_group(model, machine, options, fitting, note)
@@ -88,6 +92,12 @@ def measure_steps(
             note(f"{show_tokens(context)}: left out, it needs {needed[context] / 1e9:.1f} GB of memory")
             results.append(StepResult(context=context, needed_bytes=needed[context], modes=()))
     return results
+
+
+def _needed_bytes(model: Decoder, options: StepOptions, context: int) -> int:
+    """Bytes of the caches that a context is measured with."""
+    drafters = {mode: _drafter(mode, options) for mode in options.modes}
+    return cache_bytes(model, drafters, context + _spare(options), options.rows, jnp.dtype(options.cached))
 
 
 def _groups(options: StepOptions) -> list[list[int]]:
@@ -105,7 +115,7 @@ def _measure_group(
 ) -> Iterator[StepResult]:
     drafters = {mode: _drafter(mode, options) for mode in options.modes}
     longest = contexts[-1]
-    note(f"up to {show_tokens(longest)}: filling {needed_bytes(model.config, options, longest) / 1e9:.2f} GB")
+    note(f"up to {show_tokens(longest)}: filling {_needed_bytes(model, options, longest) / 1e9:.2f} GB")
     rows = SyntheticRows(model, drafters, longest + _spare(options), options.rows, jnp.dtype(options.cached))
     sampling = batch_sampling([SamplingParams()] * options.rows)
     for context in contexts:
@@ -118,7 +128,7 @@ def _measure_group(
                 for name, (call, times) in named.items():
                     spreads[mode][name].append(1e3 * rows.seconds(mode, context, call) / times)
         modes = tuple(_result(model, machine, options, context, mode, spreads[mode]) for mode in options.modes)
-        yield StepResult(context=context, needed_bytes=needed_bytes(model.config, options, context), modes=modes)
+        yield StepResult(context=context, needed_bytes=_needed_bytes(model, options, context), modes=modes)
 
 
 def _drafter(mode: str, options: StepOptions) -> Drafter:
@@ -153,7 +163,8 @@ def _calls(
         return call
 
     calls: dict[str, tuple[Call, int]] = {"step": (step, options.steps), "host": (host, options.steps)}
-    rows.seconds(mode, context, step)
+    for call in (step, host):
+        rows.seconds(mode, context, call)
     for phase in (*(() if mode == "plain" else DRAFT_PHASES), *TARGET_PHASES):
         rows.seconds(mode, context, repeated(phase, 1))
         once = rows.seconds(mode, context, repeated(phase, 1))

@@ -2,7 +2,7 @@
 
 from wmtp_jax.bench.options import StepOptions
 from wmtp_jax.config import ModelConfig
-from wmtp_jax.plan.memory import position_bytes, row_bytes
+from wmtp_jax.plan.memory import position_bytes
 from wmtp_jax.plan.roofline import Setting, Work, draft_work, extend_work, verify_work
 from wmtp_jax.plan.sizes import sizes_of_config
 
@@ -37,22 +37,6 @@ def step_work(phases: dict[str, Work]) -> Work:
     return Work(*(sum(values) for values in zip(*parts, strict=True)))
 
 
-def needed_bytes(config: ModelConfig, options: StepOptions, context: int) -> int:
-    """Bytes of the caches at a context, with an eighth to spare for whole pages."""
-    sizes, setting = sizes_of_config(config), _setting(options, context)
-    row = row_bytes(
-        sizes,
-        setting.weights,
-        setting.cache,
-        context=context,
-        gamma=options.gamma,
-        window=options.window,
-        sink=options.sink,
-    )
-    drafts = sum(getattr(row, name) for mode, name in _DRAFTS.items() if mode in options.modes)
-    return int(options.rows * (row.pages + row.state + drafts) * 1.125)
-
-
 # The names that planning has for dtypes.
 _FORMATS = {
     "float32": "float32",
@@ -61,7 +45,6 @@ _FORMATS = {
     "int8": "int8",
     "float8_e4m3fn": "fp8",
 }
-_DRAFTS = {"native": "draft_native", "windowed": "draft_ring"}
 
 
 def _setting(options: StepOptions, context: int) -> Setting:

@@ -11,20 +11,43 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from wmtp_jax.bench.machine import require_free
+from wmtp_jax.cache.paged import PagedCache
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.decode.drafter import Drafter, Plain
-from wmtp_jax.decode.prefill import start_state
+from wmtp_jax.decode.prefill import draft_dtype, start_state
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder, abstract, prefers_unrolled, unroll
 from wmtp_jax.models.parameters import named_parameters, with_parameters
 
 
 def synthetic_model(config: ModelConfig, dtype: DTypeLike) -> Decoder:
-    """A model with random weights of a trained model's sizes, laid out as ``load`` would."""
+    """A model with random weights of a trained model's sizes, laid out as ``load`` would.
+
+    Raises UserError where the free memory cannot hold them.
+    """
     empty = abstract(config, dtype)
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(empty))
+    require_free(weights, "the weights alone do not fit")
     named = enumerate(named_parameters(empty).items())
     model = with_parameters(empty, {name: _parameter(name, leaf, salt, config) for salt, (name, leaf) in named})
     return unroll(model) if prefers_unrolled(config) else model
+
+
+def cache_bytes(model: Decoder, drafters: Mapping[str, Drafter], capacity: int, rows: int, dtype: DTypeLike) -> int:
+    """Bytes that ``SyntheticRows`` of this size hold, from shapes alone."""
+    shapes = jax.eval_shape(lambda: _allocate(model, drafters, capacity, rows, dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _allocate(
+    model: Decoder, drafters: Mapping[str, Drafter], capacity: int, rows: int, dtype: DTypeLike
+) -> tuple[PagedCache, Any, dict[str, Any]]:
+    prompts = [range(capacity)] * rows
+    state = start_state(model, Plain(), prompts, [0] * rows, page_size=None, dtype=dtype, penalized=False)
+    capacity, dtype = state.cache.table.shape[1] * state.cache.page_size, draft_dtype(model, dtype)
+    drafts = {name: drafter.start(model, rows, capacity, dtype) for name, drafter in drafters.items()}
+    return state.cache, state.recurrent, drafts
 
 
 class SyntheticRows:
@@ -35,14 +58,10 @@ class SyntheticRows:
     """
 
     def __init__(self, model: Decoder, drafters: Mapping[str, Drafter], capacity: int, rows: int, dtype: DTypeLike):
-        prompts = [range(capacity)] * rows
-        state = start_state(model, Plain(), prompts, [0] * rows, page_size=None, dtype=dtype, penalized=False)
-        capacity = state.cache.table.shape[1] * state.cache.page_size
         self._model, self._drafters, self._rows = model, drafters, rows
-        self._cache = fill(state.cache)
-        self._recurrent = jax.tree.map(partial(_refill, scale=0.1), state.recurrent)
-        draft_dtype = dtype if jnp.dtype(dtype).itemsize > 1 else model.embedding.dtype
-        self._drafts = {name: fill(d.start(model, rows, capacity, draft_dtype)) for name, d in drafters.items()}
+        cache, recurrent, drafts = _allocate(model, drafters, capacity, rows, dtype)
+        self._cache, self._recurrent = fill(cache), fill(recurrent, scale=0.1)
+        self._drafts = {name: fill(draft) for name, draft in drafts.items()}
 
     def seconds(self, name: str, context: int, call: Callable[[Drafter, DecodeState], DecodeState]) -> float:
         """Seconds that ``call`` takes with this drafter's caches and ``context`` committed tokens a row."""
@@ -74,14 +93,16 @@ class SyntheticRows:
         )
 
 
-@partial(jax.jit, static_argnames=("shape", "dtype", "scale", "salt", "mean"))
-def noise(shape: tuple[int, ...], dtype: DTypeLike, scale: float, salt: int, mean: float = 0.0) -> Array:
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def noise(
+    shape: tuple[int, ...], dtype: DTypeLike, scale: float | Array, salt: int | Array, mean: float | Array = 0.0
+) -> Array:
     """Uniform numbers of this mean and standard deviation, hashed from their indices (the finalizer of MurmurHash3).
 
     One fused pass that writes the result and nothing else: a generator's random bits would need several times the
     memory of the largest weight.
     """
-    index = jnp.full(shape, salt * 0x9E3779B9 % 2**32, jnp.uint32)
+    index = jnp.full(shape, jnp.asarray(salt, jnp.uint32) * jnp.uint32(0x9E3779B9))
     for axis in range(len(shape)):
         index = index * jnp.uint32(0x01000193) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
     index = (index ^ (index >> 16)) * jnp.uint32(0x85EBCA6B)
@@ -108,12 +129,13 @@ def _parameter(name: str, leaf: Any, salt: int, config: ModelConfig) -> Array:
     return noise(shape, dtype, 1 / math.sqrt(size_in), salt)
 
 
-def fill(cache: Any) -> Any:
-    """A cache with random numbers in every array but whole ones, which say where things are."""
-    return jax.tree.map(lambda x: x if x.dtype == jnp.int32 else _refill(x, scale=1.0), cache)
+def fill(cache: Any, scale: float = 1.0) -> Any:
+    """A cache with random numbers in every array but those of int32, which say where things are."""
+    arrays, tree = jax.tree.flatten(cache)
+    return tree.unflatten([x if x.dtype == jnp.int32 else _refill(x, scale, salt) for salt, x in enumerate(arrays)])
 
 
-def _refill(array: Array, scale: float) -> Array:
+def _refill(array: Array, scale: float, salt: int) -> Array:
     shape, dtype = array.shape, array.dtype
     array.delete()
-    return noise(shape, dtype, scale, len(shape))
+    return noise(shape, dtype, scale, salt)

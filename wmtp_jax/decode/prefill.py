@@ -41,8 +41,7 @@ def start_state(
     return DecodeState(
         cache=allocate(model.config, capacities, page_size, dtype, model.kernels),
         recurrent=model.initial_states(rows),
-        # Draft caches are small where there is a window; only the target's are worth eight bits.
-        draft=drafter.start(model, rows, max(capacities), dtype if dtype.itemsize > 1 else model.embedding.dtype),
+        draft=drafter.start(model, rows, max(capacities), draft_dtype(model, dtype)),
         length=jnp.zeros(rows, jnp.int32),
         pending=jnp.zeros(rows, jnp.int32),
         committed=committed,
@@ -50,6 +49,11 @@ def start_state(
         done=jnp.zeros(rows, bool),
         history=start_history(prompts, model.config.vocab_size) if penalized else None,
     )
+
+
+def draft_dtype(model: Decoder, cache_dtype: DTypeLike) -> DTypeLike:
+    """The dtype of draft caches, which a window makes small: only the target's are worth eight bits."""
+    return cache_dtype if jnp.dtype(cache_dtype).itemsize > 1 else model.embedding.dtype
 
 
 def round_capacity(positions: int, page_size: int) -> int:

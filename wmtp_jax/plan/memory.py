@@ -72,13 +72,21 @@ class RowBytes(NamedTuple):
         return self.pages + self.state + self.draft_ring
 
 
+def draft_format(weights: str, cache: str) -> str:
+    """The draft's keys and values: in the target's format, or where that has eight bits in the weights' own."""
+    return cache if CACHE_FORMATS[cache][0] > 1 else "float32" if weights == "float32" else "bf16"
+
+
 def row_bytes(
     sizes: ModelSizes, weights: str, cache: str, *, context: int, gamma: int, window: int, sink: int
 ) -> RowBytes:
-    """Bytes as they are allocated: whole pages, and a ring of ``draft_slots`` entries."""
+    """Bytes of caches for just this context: whole pages, and a ring of ``draft_slots`` entries.
+
+    ``generate`` rounds a row up further, by at most a quarter, so that few sizes are compiled.
+    """
     capacity = math.ceil(context / PAGE) * PAGE
     tail_bytes = FLOAT32_BYTES if weights == "float32" else BF16_BYTES
-    entry = sizes.draft_layers * position_bytes(sizes, cache) if gamma else 0
+    entry = sizes.draft_layers * position_bytes(sizes, draft_format(weights, cache)) if gamma else 0
     return RowBytes(
         pages=sizes.attention_layers * capacity * position_bytes(sizes, cache),
         state=sizes.state_elements * FLOAT32_BYTES + sizes.tail_elements * tail_bytes,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
 from wmtp_jax.plan.hardware import Hardware
-from wmtp_jax.plan.memory import RESERVE, RowBytes, position_bytes, row_bytes, rows_that_fit, weight_bytes
+from wmtp_jax.plan.memory import RESERVE, RowBytes, draft_format, position_bytes, row_bytes, rows_that_fit, weight_bytes
 from wmtp_jax.plan.options import PlanOptions
 from wmtp_jax.plan.published import Comparison, compare, is_published
 from wmtp_jax.plan.roofline import CALIBRATED, ROOFLINE, Constants, Setting, StepCost, plain_step, speculative_step
@@ -54,8 +54,9 @@ class Plan:
 
     @property
     def draft_share(self) -> float:
-        """The draft's share of a token's keys and values: 1 in (attention layers + 1)."""
-        return self.draft_cache_bytes_per_token / (self.target_cache_bytes_per_token + self.draft_cache_bytes_per_token)
+        """The draft's share of a token's keys and values: 1 in (attention layers + 1) where both have one format."""
+        whole = self.target_cache_bytes_per_token + self.draft_cache_bytes_per_token
+        return self.draft_cache_bytes_per_token / whole if whole else 0.0
 
 
 def make_plan(options: PlanOptions) -> Plan:
@@ -75,6 +76,7 @@ def make_plan(options: PlanOptions) -> Plan:
     )
     fitting = [rows_that_fit(hardware, sum(weights), size) for size in (row.native, row.windowed)]
     entry = position_bytes(sizes, options.cache_format)
+    draft_entry = position_bytes(sizes, draft_format(options.weight_format, options.cache_format))
     return Plan(
         options=options,
         hardware=hardware,
@@ -82,7 +84,7 @@ def make_plan(options: PlanOptions) -> Plan:
         target_weight_bytes=weights[0],
         draft_weight_bytes=weights[1],
         target_cache_bytes_per_token=sizes.attention_layers * entry,
-        draft_cache_bytes_per_token=sizes.draft_layers * entry,
+        draft_cache_bytes_per_token=sizes.draft_layers * draft_entry,
         row=row,
         rows_native=fitting[0],
         rows_windowed=fitting[1],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wmtp_jax.plan.hardware import Hardware
-from wmtp_jax.plan.memory import FLOAT32_BYTES, parameter_bytes, position_bytes
+from wmtp_jax.plan.memory import FLOAT32_BYTES, draft_format, parameter_bytes, position_bytes
 from wmtp_jax.plan.sizes import ModelSizes
 
 # Decay, S^T k, the rank-one update and S^T q, for every element of a recurrent memory.
@@ -105,7 +105,7 @@ def draft_work(sizes: ModelSizes, setting: Setting, window: int, sink: int) -> W
     keys = setting.rows * (seen + (setting.gamma + 1) / 2)
     one = Work(
         _read_bytes(sizes, setting, setting.rows, draft=True),
-        keys * sizes.draft_layers * position_bytes(sizes, setting.cache),
+        keys * sizes.draft_layers * position_bytes(sizes, draft_format(setting.weights, setting.cache)),
         setting.rows * 2.0 * sizes.read(sizes.draft, 1).total + _attention_flops(sizes, keys * sizes.draft_layers),
         1,
     )

@@ -119,10 +119,18 @@ def sizes_of_config(config: ModelConfig) -> ModelSizes:
 def published_sizes(fields: Mapping[str, Any], name: str) -> ModelSizes:
     """The ``[published]`` section of a preset. Raises UserError where it is not complete."""
     try:
-        parts = {part: Weights(**fields[part]) for part in ("target", "draft")}
-        return ModelSizes(**{**fields, **parts})
-    except (TypeError, KeyError) as error:
+        parts: dict[str, Any] = {part: Weights(**_numbers(fields[part])) for part in ("target", "draft")}
+        parts |= _numbers({name: value for name, value in fields.items() if name not in parts})
+        return ModelSizes(**parts)
+    except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{name}: [published] section: {error}") from None
+
+
+def _numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise TypeError(f"{name} = {value!r} must be a number of at least 0")
+    return dict(fields)
 
 
 def _block(kind: BlockKind, config: ModelConfig) -> Weights:
