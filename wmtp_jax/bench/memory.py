@@ -42,8 +42,8 @@ class Admission:
 def measure_memory(config: ModelConfig, options: MemoryOptions, note: Callable[[str], None]) -> list[Admission]:
     """Admits rows of ``context`` tokens until the next would pass ``pool_bytes``, with native drafts, then with rings.
 
-    Every row is allocated and filled. Raises UserError for a model without a head, and for a pool that is too small for a
-    row or too large for this machine.
+    Every row is allocated and filled. Raises UserError for a model without a head, and for a pool too small for one row
+    or too large for this machine.
     """
     if not config.has_mtp:
         raise UserError("this preset has no MTP head, so there is no draft cache to compare")
