@@ -26,7 +26,7 @@ def choose(op: str, implementation: str | None) -> Callable:
 
 def require_kernels(implementation: str | None) -> None:
     """Raises UnsupportedKernel for an unknown name and for one that needs another machine. Shapes are not looked at."""
-    name = implementation or _DEFAULT
+    name = _DEFAULT if implementation is None else implementation
     if name not in IMPLEMENTATIONS:
         raise UnsupportedKernel(
             f"kernels {name!r} do not exist: take one of {', '.join(IMPLEMENTATIONS)}, or leave it out"

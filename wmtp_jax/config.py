@@ -10,19 +10,47 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args
 
 from wmtp_jax.errors import UserError
 
 BlockKind = Literal["attention", "delta", "dense", "moe"]
 
 
+# Far past any model, and small enough that products of two sizes stay exact.
+_LARGEST = 2**40
+
+
 class ConfigError(UserError):
     """A model description that cannot be built; the message names the field and the mend."""
 
 
+class _Checked:
+    """A description whose fields have the types that it declares, and numbers that a model can have."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            value = getattr(self, field.name)
+            kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+            if value is None and type(None) in kinds:
+                continue
+            # A number may be 0 only where that switches something off: by default, or in place of None.
+            zero = field.default == 0 or (float in kinds and value == 0 and type(None) in kinds)
+            if int in kinds and not _in_range(value, int, 0 if zero else 1):
+                raise ConfigError(f"{field.name} = {value!r} must be a whole number from {int(not zero)} to {_LARGEST}")
+            if float in kinds and not (zero or _in_range(value, int | float, 5e-324)):
+                raise ConfigError(f"{field.name} = {value!r} must be a number above 0, {_LARGEST} at most")
+            if bool in kinds and not isinstance(value, bool):
+                raise ConfigError(f"{field.name} = {value!r} must be true or false")
+
+
+def _in_range(value: Any, kind: Any, least: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
 @dataclass(frozen=True, kw_only=True)
-class RopeScaling:
+class RopeScaling(_Checked):
     """Frequency scaling beyond the trained context.
 
     ``kind`` is ``linear``, ``llama3`` or ``yarn`` (arXiv 2309.00071); each reads its own fields, as in Hugging Face's
@@ -43,7 +71,7 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig:
+class RopeConfig(_Checked):
     """Rotary positions on the first ``rotary_dim`` of each head's dimensions (rotate-half pairs)."""
 
     theta: float
@@ -52,7 +80,7 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(_Checked):
     """Grouped-query softmax attention. ``rope=None`` is position-free attention."""
 
     num_heads: int
@@ -65,6 +93,7 @@ class AttentionConfig:
     out_bias: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_key_value_heads={self.num_kv_heads} does not divide num_attention_heads={self.num_heads}"
@@ -74,7 +103,7 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
+class DeltaConfig(_Checked):
     """Gated delta rule with a short causal convolution (Gated DeltaNet, arXiv 2412.06464)."""
 
     num_key_heads: int
@@ -84,6 +113,7 @@ class DeltaConfig:
     conv_kernel: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_value_heads % self.num_key_heads:
             raise ConfigError(
                 f"linear_num_key_heads={self.num_key_heads} does not divide "
@@ -97,7 +127,7 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseConfig:
+class DenseConfig(_Checked):
     """SwiGLU feed-forward."""
 
     ffn_size: int
@@ -105,7 +135,7 @@ class DenseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig:
+class MoEConfig(_Checked):
     """Softmax top-k experts (SwiGLU) with an optional sigmoid-gated shared expert (``shared_ffn_size=0``: none)."""
 
     num_experts: int
@@ -115,12 +145,13 @@ class MoEConfig:
     normalize_top_k: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.top_k <= self.num_experts:
             raise ConfigError(f"num_experts_per_tok={self.top_k} must be in 1..num_experts={self.num_experts}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(_Checked):
     """A hybrid decoder and, where ``mtp_pattern`` is not empty, its Multi-Token-Prediction draft head."""
 
     vocab_size: int
@@ -139,6 +170,11 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.pattern:
+            raise ConfigError("pattern = [] must name at least one block")
+        if not all(_in_range(token, int, 0) for token in self.eos_ids):
+            raise ConfigError(f"eos_ids = {list(self.eos_ids)} must be token ids")
         for kind in set(self.pattern + self.mtp_pattern):
             if kind != "attention" and getattr(self, kind, None) is None:
                 raise ConfigError(f"pattern has a {kind!r} block but the config has no {kind!r} section")
@@ -190,7 +226,7 @@ def config_from_json(text: str) -> ModelConfig:
         for name in ("pattern", "mtp_pattern", "eos_ids"):
             fields[name] = tuple(fields[name])
         return ModelConfig(**fields)
-    except (TypeError, KeyError, json.JSONDecodeError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"not a model description: {error}") from None
 
 

@@ -36,4 +36,8 @@ def model_config(preset: dict[str, Any], name: str) -> ModelConfig:
         raise UserError(f"{name}: has layers that are not built yet; only `wmtp plan` reads it")
     if "model" not in preset:
         raise UserError(f"{name}: has no [model] section")
-    return config_from_json(json.dumps({"mtp_pattern": [], "eos_ids": [], **preset["model"]}))
+    try:
+        text = json.dumps({"mtp_pattern": [], "eos_ids": [], **preset["model"]})
+    except TypeError as error:
+        raise UserError(f"{name}: [model] section: {error}") from None
+    return config_from_json(text)

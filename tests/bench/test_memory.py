@@ -36,7 +36,7 @@ def test_a_pool_admits_the_rows_that_planning_says_and_more_of_them_with_rings(d
 
 
 def test_a_pool_too_small_for_a_row_is_refused_with_the_row_s_bytes():
-    with pytest.raises(UserError, match=r"--pool 100000: one row of 2048 tokens takes \d+ bytes"):
+    with pytest.raises(UserError, match=r"--pool: 100 kB hold no row of 2K tokens, which takes \d+ kB"):
         measure_memory(CONFIG, MemoryOptions(pool_bytes=100_000, context=2048), lambda _: None)
 
 

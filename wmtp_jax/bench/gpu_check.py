@@ -6,6 +6,7 @@ one that waits for ever never returns, and neither may take the other figures al
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -55,12 +56,15 @@ def run(out: Path, *, minutes: float = 8.0, dry_run: bool = False, only: str | N
 
     Raises UserError for a time limit that is not positive and for an unknown section.
     """
-    if minutes <= 0:
+    if not 0 < minutes < math.inf:
         raise UserError(f"--minutes {minutes:g}: give a positive number of minutes")
     names = only.split(",") if only else list(SECTIONS)
     if unknown := [name for name in names if name not in SECTIONS]:
         raise UserError(f"--only {unknown[0]}: no such section; choose among {', '.join(SECTIONS)}")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be a folder ({error.strerror})") from None
     deadline = time.monotonic() + 60 * minutes
     report = {"dry_run": dry_run, "sections": {}}
     for name in names:

@@ -16,7 +16,7 @@ from wmtp_jax.config import ModelConfig
 from wmtp_jax.decode.drafter import ring_shape
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import abstract
-from wmtp_jax.plan.units import show_bytes
+from wmtp_jax.plan.units import show_bytes, show_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,8 @@ def _admit(
 
     size = sum(map(_bytes, jax.eval_shape(row)))
     if size > options.pool_bytes:
-        raise UserError(f"--pool {options.pool_bytes}: one row of {options.context} tokens takes {size} bytes")
+        pool, tokens = show_bytes(options.pool_bytes), show_tokens(options.context)
+        raise UserError(f"--pool: {pool} hold no row of {tokens} tokens, which takes {show_bytes(size)}")
     while (len(rows) + 1) * size <= options.pool_bytes:
         rows.append(tuple(fill(part) for part in row()))
         jax.block_until_ready(rows[-1])

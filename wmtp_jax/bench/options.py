@@ -12,6 +12,7 @@ TASKS = ("needles", "frequent", "common", "variables", CONTINUATION)
 # What the demo model was trained on at most; its rotary positions are not stretched beyond.
 DEMO_TRAINED_CONTEXT = 4096
 _MOST_DIGITS = 12
+_MOST_PROMPTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,10 @@ class AcceptOptions:
     def __post_init__(self) -> None:
         require("gamma", self.gamma, 1, MAX_GAMMA)
         require("new-tokens", self.new_tokens, 2)
-        require("prompts", self.prompts, 1)
-        require("rows", self.rows, 1)
+        require("prompts", self.prompts, 1, _MOST_PROMPTS)
+        require("rows", self.rows, 1, _MOST_PROMPTS)
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature {self.temperature}: must be 0 (greedy) or more")
         require("seed", self.seed, 0, 2**32 - 1)
         for task in self.tasks:
             if task not in TASKS:

@@ -1,6 +1,7 @@
 """What all pictures of benchmark results share."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ def require_plot(path: Path) -> None:
         raise UserError(f"--plot {path}: must end in .png")
     if not path.parent.is_dir():
         raise UserError(f"--plot {path}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--plot {path}: cannot be written")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs matplotlib, which the extra `plot` has (pip install 'wmtp-jax[plot]')")
 

@@ -71,8 +71,6 @@ def accept_command(
     own = settings.DEMO_TRAINED_CONTEXT if model == DEMO else accept.trained_context(loaded.config)
     limit = own if trained_context is None else trained_context
     results, positions = accept.measure(loaded, given, text, limit, note), loaded.config.max_positions
-    if plot is not None:
-        accept_plot.plot_acceptance(results, plot)
     if json:
         contexts_json = [dict(same_text=result.same_text, **vars(result)) for result in results]
         limits = dict(trained_context=limit, max_positions=positions)
@@ -80,6 +78,9 @@ def accept_command(
     else:
         for table in accept_tables.accept_tables(results, given, limit, positions):
             tables.show(table)
+    # Last: whatever goes wrong with a picture, the figures are out.
+    if plot is not None:
+        accept_plot.plot_acceptance(results, plot)
 
 
 def versus_hf_command(
@@ -206,13 +207,14 @@ def step_command(
     note(f"{preset}: making random weights")
     model = with_kernels(synthetic.synthetic_model(config, given.dtype), kernels)
     results = step.measure_steps(model, measured, given, note)
-    if plot:
-        step_plot.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
     if json:
         rounds = [dict(gain=result.gain, **vars(result)) for result in results]
         print_json(dict(preset=preset, kernels=kernels, options=given, machine=measured, contexts=rounds))
     else:
         tables.show(step_table.step_table(results, measured, given))
+    # Last: whatever goes wrong with a picture, the figures are out.
+    if plot:
+        step_plot.plot_steps(results, f"{preset}, gamma {gamma}, window {window}, {measured.device}", plot)
 
 
 def memory_command(
@@ -254,7 +256,7 @@ def _dtype(given: str | None) -> str:
 
     from wmtp_jax.model import DTYPES
 
-    dtype = given or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = given if given is not None else ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}")
     return dtype

@@ -25,6 +25,9 @@ TRACEBACK_VARIABLE = "WMTP_TRACEBACK"
 
 def main() -> None:
     """Runs this process's command line and exits with its code."""
+    # A shell can close either stream before the start; Python then has None in its place.
+    nowhere = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Where the terminal's encoding lacks a character of the text, a question mark beats a failure.
         sys.stdout.reconfigure(errors="replace")
@@ -89,7 +92,7 @@ def _global_options(
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         note(f"wmtp: {message}")
     return code
 

@@ -29,7 +29,7 @@ def plan_command(
         str | None, typer.Option(help="bf16, fp8, nvfp4 or float32.", show_default="bf16, on a CPU float32")
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(help="bf16, int8, fp8 or float32.", show_default="bf16, on a CPU float32")
+        str | None, typer.Option(help="bf16, float16, int8, fp8 or float32.", show_default="bf16, on a CPU float32")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

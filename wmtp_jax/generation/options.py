@@ -14,6 +14,8 @@ MAX_GAMMA = 8
 # The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
 DEFAULT_WINDOW = 4032
 DEFAULT_SINK = 64
+# Positions are 32-bit numbers; a page or a chunk beyond a million tokens is a slip of the hand.
+_LARGEST, _LARGEST_STEP = 2**30, 2**20
 CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
@@ -62,12 +64,12 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         _require_integer("max_new_tokens", self.max_new_tokens, 0)
         _require_integer("gamma", self.verified_drafts, 0, MAX_GAMMA)
-        _require_integer("window", self.window, 0)
-        _require_integer("sink", self.draft_sink, 0)
+        _require_integer("window", self.window, 0, _LARGEST)
+        _require_integer("sink", self.draft_sink, 0, _LARGEST)
         for name in ("chunk", "steps_per_read"):
-            _require_integer(name, getattr(self, name), 1)
+            _require_integer(name, getattr(self, name), 1, _LARGEST_STEP)
         if self.page_size is not None:
-            _require_integer("page_size", self.page_size, 1)
+            _require_integer("page_size", self.page_size, 1, _LARGEST_STEP)
         if self.draft_sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
         if self.cache_dtype is not None and str(self.cache_dtype) not in CACHE_DTYPES:

@@ -54,11 +54,11 @@ class PlanOptions:
 
     @property
     def weight_format(self) -> str:
-        return self.weights or self.machine.weights
+        return self.machine.weights if self.weights is None else self.weights
 
     @property
     def cache_format(self) -> str:
-        return self.cache or self.machine.cache
+        return self.machine.cache if self.cache is None else self.cache
 
 
 def _require_one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -13,6 +13,8 @@ def read_sizes(name: str) -> ModelSizes:
 
     No weight is read, and of a Hugging Face folder config.json is enough. Raises UserError for anything else.
     """
+    if not name:
+        raise UserError(f"--model: is empty; give a model folder or one of {', '.join(preset_names())}")
     if name not in preset_names() and Path(name).is_dir():
         return sizes_of_config(_folder_config(Path(name)))
     preset = read_preset(name)
