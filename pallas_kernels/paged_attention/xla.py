@@ -7,6 +7,7 @@ from pallas_kernels import online_softmax
 
 # Scores of one block stay in a CPU core's second-level cache: 2^18 float32 numbers.
 _SCORES = 1 << 18
+_SLICED_ROWS = 8
 
 
 def paged_attention(q, k_pages, v_pages, page_table, lengths, k_scales=None, v_scales=None):
@@ -40,7 +41,11 @@ def _block(pages, owners, begin, size):
     """``size`` positions from ``begin`` of one page a row; [R K P ...] to [B K size ...]."""
     rest = pages.shape[3:]
     shape = (1, pages.shape[1], size, *rest)
-    # Slices are copied whole, a gather element by element.
-    return jnp.concatenate(
-        [jax.lax.dynamic_slice(pages, (owner, 0, begin, *[0] * len(rest)), shape) for owner in owners]
-    )
+
+    def cut(owner):
+        return jax.lax.dynamic_slice(pages, (owner, 0, begin, *[0] * len(rest)), shape)
+
+    # Slices are copied whole, a gather element by element; but a program grows by every slice in it.
+    if len(owners) <= _SLICED_ROWS:
+        return jnp.concatenate([cut(owner) for owner in owners])
+    return jax.vmap(cut)(owners)[:, 0]

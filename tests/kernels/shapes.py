@@ -18,6 +18,7 @@ PAGED = {
     "one token, first of all": Attention((0,), 1, 1, 1, 16, 4),
     "empty row beside a long one": Attention((0, 61), 3, 2, 2, 24, 8),
     "batch mix, pages half full": Attention((5, 17, 40), 4, 2, 3, 64, 16),
+    "more rows than are sliced one by one": Attention((3, 0, 9, 21, 1, 7, 2, 30, 5, 16, 11), 2, 2, 2, 16, 8),
     "exactly full pages": Attention((16, 32), 9, 1, 4, 20, 16),
     "one position a page": Attention((3, 7), 2, 2, 1, 18, 1),
     "sixteen queries a key head": Attention((33,), 5, 1, 16, 128, 32),
