@@ -45,7 +45,8 @@ def test_caches_are_updated_in_place(drafter, what):
     caches = [state.cache.keys] + ([] if state.draft is None else [state.draft.keys])
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes >= 2 * sum(cache.nbytes for cache in caches)
-    assert memory.temp_size_in_bytes < state.cache.keys.nbytes // 4
+    # A copy would be all of it; blocks cut out for attention are some.
+    assert memory.temp_size_in_bytes < state.cache.keys.nbytes // 2
     for cache in caches:
         assert set(_operations_of_size(program.as_text(), cache.shape)) == {"scatter"}
 
