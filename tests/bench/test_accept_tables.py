@@ -84,7 +84,6 @@ def test_one_task_and_one_sink_need_no_comparison(results: list[ContextResult]) 
 def test_a_picture_has_a_line_a_context_and_sink_that_ends_at_native(
     results: list[ContextResult], tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
     panel = Figure().subplots()
