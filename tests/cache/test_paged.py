@@ -61,5 +61,6 @@ def test_with_eight_bit_pages_too_the_text_does_not_depend_on_the_drafts(dtype):
     assert wide.stats.target_cache_bytes > 2 * plain.stats.target_cache_bytes
 
 
-def test_long_contexts_get_long_pages_on_a_cpu():
-    assert default_page_size(8192) < default_page_size(8193) == 4096
+@pytest.mark.parametrize(("positions", "page"), [(1, 256), (2048, 256), (2049, 2048), (8192, 2048), (8193, 4096)])
+def test_long_contexts_get_long_pages_on_a_cpu(positions, page):
+    assert default_page_size(positions) == page

@@ -81,10 +81,12 @@ def _store(pages: Array, scales: Array | None, at: tuple, new: Float[Array, "B T
 def default_page_size(positions: int) -> int:
     """Positions a page for rows of up to so many.
 
-    A CPU reads long contexts fastest in pages of 4096, too coarse for short ones; one long row decides for all rows of
-    its batch. Elsewhere 256, which the device kernels take.
+    A CPU reads long contexts fastest in long pages, too coarse for short ones; one long row decides for all rows of its
+    batch. Elsewhere 256, which the device kernels take.
     """
-    return 4096 if jax.default_backend() == "cpu" and positions > 8192 else 256
+    if jax.default_backend() != "cpu" or positions <= 2048:
+        return 256
+    return 2048 if positions <= 8192 else 4096
 
 
 def allocate(

@@ -1,6 +1,7 @@
 """Small pieces every block uses: norms, projections, rotary positions."""
 
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.config import RopeConfig, RopeScaling
+
+_CORES = min(os.cpu_count() or 1, 8)
 
 
 class RMSNorm(nnx.Module):
@@ -35,8 +38,17 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(size_out, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
-        y = x @ self.kernel[...]
+        y = _product(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
+
+
+def _product(x: Float[Array, "*S I"], kernel: Float[Array, "I O"]) -> Float[Array, "*S O"]:
+    """``x @ kernel``. On a CPU, one vector is split: XLA reads a kernel of a megabyte on one core alone."""
+    parts = math.gcd(kernel.shape[0], _CORES)
+    if x.size > kernel.shape[0] or parts == 1 or jax.default_backend() != "cpu":
+        return x @ kernel
+    pieces = x.reshape(parts, 1, -1)
+    return (pieces @ kernel.reshape(parts, -1, kernel.shape[1])).sum(axis=0).reshape(*x.shape[:-1], -1)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Float[Array, " R"], float]:
