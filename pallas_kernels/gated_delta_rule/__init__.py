@@ -8,21 +8,11 @@ The corrected values u of a token never depend on later tokens, so the state aft
 weighted sum over the stored (k, u) pairs: rejected tokens are simply left out (``commit``).
 """
 
-from typing import NamedTuple
-
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import choose
-from pallas_kernels.gated_delta_rule import xla
-
-
-class Replay(NamedTuple):
-    """What a verified run leaves behind so that any accepted prefix of it can be folded into the state."""
-
-    keys: Float[Array, "*B T H dk"]
-    values: Float[Array, "*B T H dv"]
-    log_decay: Float[Array, "*B T H"]
+from pallas_kernels.replay import Replay, commit
 
 
 def gated_delta_rule(
@@ -44,14 +34,6 @@ def gated_delta_rule(
     with jax.default_matmul_precision("highest"):
         out, final, corrected = choose("gated_delta_rule", implementation)(q, k, v, log_decay, beta, state)
     return out, final, Replay(k, corrected, log_decay)
-
-
-def commit(
-    state: Float[Array, "*B H dk dv"], replay: Replay, accepted: Int[Array, " *B"]
-) -> Float[Array, "*B H dk dv"]:
-    """The state after the first ``accepted`` tokens of a replayed run; leading axes are free (layers, rows)."""
-    with jax.default_matmul_precision("highest"):
-        return xla.commit(state, *replay, accepted)
 
 
 __all__ = ["Replay", "commit", "gated_delta_rule"]

@@ -31,19 +31,6 @@ def gated_delta_rule(q, k, v, log_decay, beta, state):
     return _join(out, tokens), state, _join(u, tokens)
 
 
-def commit(state, keys, values, log_decay, accepted):
-    kept = jnp.arange(keys.shape[-3]) < accepted[..., None]
-    total = jnp.cumsum(jnp.where(kept[..., None], log_decay, 0.0), axis=-2)
-    last = total[..., -1:, :]
-    weight = jnp.where(kept[..., None], jnp.exp(last - total), 0.0)
-    added = jnp.einsum("...tk,...tv->...kv", _head_major(keys * weight[..., None]), _head_major(values))
-    return jnp.exp(last[..., 0, :])[..., None, None] * state + added
-
-
-def _head_major(x):
-    return x.swapaxes(-3, -2)
-
-
 def _chunk(state, inputs):
     """One chunk, head-major: q, k [B H C dk], v [B H C dv], log_decay, beta [B H C], state [B H dk dv]."""
     q, k, v, log_decay, beta = inputs

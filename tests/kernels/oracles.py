@@ -35,3 +35,13 @@ def delta_rule(q, k, v, log_decay, beta, state):
         outputs.append(state.T @ q[t])
         states.append(state)
     return np.array(outputs), np.array(states)
+
+
+def state_space(x, b, c, log_decay, state):
+    """Outputs [T, P] and the state after every token [T, N, P] of one head."""
+    outputs, states = [], []
+    for t in range(len(x)):
+        state = np.exp(log_decay[t]) * state + np.outer(b[t], x[t])
+        outputs.append(state.T @ c[t])
+        states.append(state)
+    return np.array(outputs), np.array(states)

@@ -75,6 +75,31 @@ DELTAS = {
     "several chunks": Delta(1, 150, 2, 128, 64),
 }
 
+
+class StateSpace(NamedTuple):
+    """A case of state-space duality: rows of at most ``tokens`` tokens, padded, of which these many are ``valid``."""
+
+    valid: tuple[int, ...]
+    tokens: int
+    heads: int
+    groups: int
+    width: int
+    size: int
+
+
+STATE_SPACES = {
+    "one token": StateSpace((1, 1), 1, 3, 1, 4, 8),
+    "one token, empty row": StateSpace((0, 1), 1, 2, 2, 4, 8),
+    "two tokens, a group a head": StateSpace((2,), 2, 3, 3, 12, 10),
+    "verified run": StateSpace((5,), 5, 4, 2, 64, 128),
+    "longest verified run": StateSpace((9, 4, 0), 9, 6, 3, 4, 8),
+    "one past a run": StateSpace((10, 0), 10, 4, 2, 4, 8),
+    "one short of a chunk": StateSpace((63,), 63, 2, 1, 20, 8),
+    "one chunk": StateSpace((64, 33), 64, 4, 4, 8, 12),
+    "one past a chunk": StateSpace((65, 64), 65, 6, 2, 4, 8),
+    "several chunks": StateSpace((150, 0, 71), 150, 4, 2, 64, 64),
+}
+
 # What the Mosaic GPU kernels take: head dimensions of 64, 128 or 256, pages of 64 tokens and more, rings of 64 slots.
 GPU_PAGED = {
     "first token of an empty row": Attention((0,), 1, 1, 1, 64, 64),
