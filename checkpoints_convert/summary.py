@@ -14,8 +14,9 @@ from checkpoints_convert.plan import make_plan
 from checkpoints_convert.tensor_files import DTYPES, TensorFolder
 from wmtp_jax.checkpoint import MODEL_NAME, parameter_shapes, read_index, read_model_config
 from wmtp_jax.config import BlockKind, ModelConfig
+from wmtp_jax.plan.sizes import sizes_of_config
 
-_KINDS: tuple[BlockKind, ...] = ("attention", "delta", "dense", "moe")
+_KINDS: tuple[BlockKind, ...] = ("attention", "delta", "mamba", "dense", "moe")
 STATE_BYTES = 4
 
 
@@ -67,7 +68,8 @@ def _describe(config: ModelConfig, shapes: Mapping[str, jax.ShapeDtypeStruct]) -
     dtype = shapes["embedding"].dtype if "embedding" in shapes else jnp.dtype(jnp.bfloat16)
     return {
         "layers": {
-            "total": sum(config.count(kind) for kind in ("attention", "delta")),
+            # Where layers are one block each, their feed-forwards count too.
+            "total": len(config.blocks) if config.mamba else config.count("attention") + config.count("delta"),
             **{kind: config.count(kind) for kind in _KINDS if config.count(kind)},
         },
         "has_mtp": config.has_mtp,
@@ -99,9 +101,5 @@ def _cache_bytes(config: ModelConfig, itemsize: int) -> dict[str, float]:
 
 def _state_bytes(config: ModelConfig, itemsize: int) -> int:
     """Float32 memory and convolution tail of every recurrent layer, for one sequence of any length."""
-    d = config.delta
-    if d is None:
-        return 0
-    memory = d.num_value_heads * d.key_dim * d.value_dim * STATE_BYTES
-    tail = (d.conv_kernel - 1) * d.conv_dim * itemsize
-    return config.count("delta") * (memory + tail)
+    sizes = sizes_of_config(config)
+    return sizes.state_elements * STATE_BYTES + sizes.tail_elements * itemsize

@@ -1,4 +1,4 @@
-"""Writes Qwen3.5-shaped folders of random weights and any size: ``python -m checkpoints_convert.synthetic OUT``.
+"""Writes folders of random weights of any size, in a published layout: ``python -m checkpoints_convert.synthetic OUT``.
 
 Values stream to disk, so a folder may be far larger than memory. For measuring the converter and for tests; the
 weights mean nothing.
@@ -57,6 +57,39 @@ def qwen3_5_config(gigabytes: float) -> dict[str, Any]:
     return config
 
 
+def nemotron_config(gigabytes: float) -> dict[str, Any]:
+    """A config.json of Nemotron-3-Super's width and expert shapes; the number of experts makes up ``gigabytes``."""
+    config = {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "hybrid_override_pattern": "MEM*E",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "n_routed_experts": 22,
+        "num_experts_per_tok": 22,
+        "moe_intermediate_size": 2688,
+        "moe_shared_expert_intermediate_size": 5376,
+        "moe_latent_size": 1024,
+        "routed_scaling_factor": 5.0,
+        "num_nextn_predict_layers": 1,
+        "mtp_hybrid_override_pattern": "*E",
+        "layer_norm_epsilon": 1e-5,
+        "eos_token_id": [2, 11],
+    }
+    base = _bytes(stored_shapes(config))
+    expert = _bytes(stored_shapes({**config, "n_routed_experts": 23})) - base
+    config["n_routed_experts"] += max(0, math.ceil((gigabytes * 1e9 - base) / expert))
+    return config
+
+
 def stored_shapes(config: dict[str, Any], names: frozenset[str] = _NO_NAMES) -> dict[str, tuple[int, ...]]:
     """The tensors that a checkpoint of this config holds, by the name table; ``names`` picks between layouts."""
     family = find_family(config)
@@ -107,14 +140,18 @@ def _bytes(tensors: dict[str, tuple[int, ...]]) -> int:
     return sum(2 * math.prod(shape) for shape in tensors.values())
 
 
+_CONFIGS = {"qwen3_5": qwen3_5_config, "nemotron_h": nemotron_config}
+
+
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Write a synthetic Qwen3.5 folder with random weights.")
+    parser = argparse.ArgumentParser(description="Write a synthetic checkpoint folder with random weights.")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--family", choices=sorted(_CONFIGS), default="qwen3_5")
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    write_synthetic(arguments.out, qwen3_5_config(arguments.gigabytes), arguments.seed)
+    write_synthetic(arguments.out, _CONFIGS[arguments.family](arguments.gigabytes), arguments.seed)
 
 
 if __name__ == "__main__":

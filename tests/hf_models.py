@@ -42,6 +42,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3_5": dict(**_HYBRID, intermediate_size=57, rope_parameters={**_ROPE, **_MROPE}),
     "Qwen3_5Moe": dict(**_HYBRID, **_EXPERTS, rope_parameters={**_ROPE, **_MROPE}),
     "Qwen3Next": dict(**_HYBRID, **_EXPERTS, rope_parameters=_ROPE),
+    "NemotronH": dict(
+        **_COMMON,
+        layers_block_type=None,
+        hybrid_override_pattern="MEM*EMEM*EM-ME",
+        head_dim=12,
+        mamba_num_heads=6,
+        mamba_head_dim=14,
+        ssm_state_size=10,
+        n_groups=3,
+        chunk_size=16,
+        time_step_min=1e-9,
+        intermediate_size=57,
+        n_routed_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=18,
+        moe_shared_expert_intermediate_size=26,
+        moe_latent_size=22,
+        routed_scaling_factor=2.5,
+    ),
     "Qwen2": dict(**(_COMMON | dict(hidden_size=60)), num_hidden_layers=3, intermediate_size=57),
     "Llama": dict(**(_COMMON | dict(hidden_size=66)), num_hidden_layers=3, intermediate_size=57, head_dim=14),
 }
@@ -68,6 +87,9 @@ def randomize(module: torch.nn.Module, seed: int) -> torch.nn.Module:
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.data = _draw(name, parameter.detach(), noise)
         parameter.requires_grad_(False)
+    for name, buffer in module.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return module
 
 
@@ -78,7 +100,9 @@ def _draw(name: str, neutral: torch.Tensor, noise: torch.Tensor) -> torch.Tensor
         return noise - 1.0
     if name.endswith("bias") or "norm" in name:
         return neutral + 0.3 * noise
-    if "embed_tokens" in name:
+    if name.endswith(".D"):
+        return neutral + 0.5 * noise
+    if "embed" in name:
         return 0.3 * noise
     fan_in = noise / noise.shape[-1] ** 0.5
     # Blocks that outweigh the stream they add to make a chaotic model, in which rounding alone exceeds any tolerance.
@@ -145,11 +169,11 @@ def save_checkpoint(
 def _one_tensor_an_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     split: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
-        match = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name)
+        match = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|up_proj|down_proj)", name)
         if match is None:
             split[name] = value
             continue
-        kinds = ("gate_proj", "up_proj") if match[2] == "gate_up_proj" else ("down_proj",)
+        kinds = ("gate_proj", "up_proj") if match[2] == "gate_up_proj" else (match[2],)
         for expert, matrices in enumerate(value):
             for kind, matrix in zip(kinds, matrices.chunk(len(kinds)), strict=True):
                 split[f"{match[1]}.{expert}.{kind}.weight"] = matrix
@@ -160,7 +184,7 @@ def _write_config(model: Any, folder: Path, *, has_mtp: bool, nested: bool, old_
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if has_mtp:
-        config["mtp_num_hidden_layers"] = 1
+        config["num_nextn_predict_layers" if config["model_type"] == "nemotron_h" else "mtp_num_hidden_layers"] = 1
     if old_rope:
         rope = config.pop("rope_parameters")
         config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}

@@ -10,7 +10,16 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 
-from wmtp_jax.config import AttentionConfig, DeltaConfig, DenseConfig, ModelConfig, MoEConfig, RopeConfig
+from wmtp_jax.config import (
+    AttentionConfig,
+    DeltaConfig,
+    DenseConfig,
+    MambaConfig,
+    ModelConfig,
+    MoEConfig,
+    RopeConfig,
+    Segment,
+)
 from wmtp_jax.models.decoder import Decoder, abstract, unroll
 from wmtp_jax.models.parameters import named_parameters, with_parameters
 
@@ -61,6 +70,32 @@ CONFIGS = {
         dense=DenseConfig(ffn_size=29),
         mtp_pattern=("attention", "dense"),
     ),
+    # Three segments, heads in groups, no positions, experts behind a projection in target and draft.
+    "mamba": ModelConfig(
+        vocab_size=33,
+        hidden_size=20,
+        pattern=("mamba", "moe"),
+        num_periods=2,
+        more_segments=(
+            Segment(pattern=("mamba", "attention", "dense"), num_periods=1),
+            Segment(pattern=("attention", "mamba"), num_periods=2),
+        ),
+        attention=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=10, rope=None),
+        mamba=MambaConfig(num_heads=6, head_dim=7, state_size=5, num_groups=3),
+        dense=DenseConfig(ffn_size=27, activation="relu2"),
+        moe=MoEConfig(
+            num_experts=5,
+            top_k=2,
+            ffn_size=11,
+            shared_ffn_size=13,
+            router="sigmoid",
+            activation="relu2",
+            latent_size=9,
+            routed_scaling=1.7,
+            shared_gate=False,
+        ),
+        mtp_pattern=("attention", "moe"),
+    ),
     # So few tokens that the distribution of short texts can be counted.
     "counted": ModelConfig(
         vocab_size=6,
@@ -93,6 +128,8 @@ def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, rng: np.random
     noise = rng.standard_normal(shape)
     if name.endswith("A_log"):
         return 0.7 * noise - 1.0
+    if name.endswith(".D"):
+        return noise
     if name.endswith("dt_bias"):
         return noise - 1.0
     if name == "final_norm.weight":
@@ -110,7 +147,11 @@ def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, rng: np.random
     if "router" in name:
         return 2.0 * fan_in
     # Blocks that outweigh the stream they add to make a chaotic model, in which rounding alone exceeds any tolerance.
-    return BLOCK_SCALE * fan_in if any(part in name for part in ("out_proj", "o_proj", "down_proj")) else fan_in
+    return (
+        BLOCK_SCALE * fan_in
+        if any(part in name for part in ("out_proj", "o_proj", "down_proj", "latent_out"))
+        else fan_in
+    )
 
 
 def _shortcut(drawn: dict[str, np.ndarray], rng: np.random.Generator) -> None:

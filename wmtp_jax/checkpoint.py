@@ -232,4 +232,15 @@ def _parameter_names(config: ModelConfig, path: tuple[Any, ...]) -> list[str]:
     if path[0] != "blocks":
         return [".".join(map(str, path))]
     slot, rest = path[1], ".".join(map(str, path[2:]))
-    return [f"blocks.{p * len(config.pattern) + slot}.{rest}" for p in range(config.num_periods)]
+    return [f"blocks.{block}.{rest}" for block in stacked_blocks(config, slot)]
+
+
+def stacked_blocks(config: ModelConfig, slot: int) -> range:
+    """The decoder's blocks whose parameters are stacked in ``Decoder.blocks[slot]``, in order."""
+    begin = 0
+    for segment in config.segments:
+        period = len(segment.pattern)
+        if slot < period:
+            return range(begin + slot, begin + len(segment.blocks), period)
+        slot, begin = slot - period, begin + len(segment.blocks)
+    raise IndexError(slot)

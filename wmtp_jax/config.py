@@ -1,8 +1,9 @@
 """What a model is made of: frozen, keyword-only descriptions, independent of any checkpoint format.
 
 A decoder is a flat sequence of residual blocks, ``x + mixer(norm(x))``. A Qwen "layer" is two blocks (a token mixer,
-then an MLP); a Nemotron layer would be one. ``pattern`` names the blocks of one period; the decoder repeats the period
-``num_periods`` times and scans over the repetitions, so compile time follows the period and not the depth.
+then an MLP); a Nemotron layer is one. ``pattern`` names the blocks of one period; the decoder repeats the period
+``num_periods`` times and scans over the repetitions, so compile time follows the period and not the depth. Orders that
+are no repeated period, as Nemotron-3's, go on with ``more_segments`` of the same kind.
 """
 
 import dataclasses
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from wmtp_jax.errors import UserError
 
-BlockKind = Literal["attention", "delta", "dense", "moe"]
+BlockKind = Literal["attention", "delta", "mamba", "dense", "moe"]
+RECURRENT_KINDS: tuple[BlockKind, ...] = ("delta", "mamba")
 
 
 # Far past any model, and small enough that products of two sizes stay exact.
@@ -41,6 +43,8 @@ class _Checked:
                 raise ConfigError(f"{field.name} = {value!r} must be a whole number from {int(not zero)} to {_LARGEST}")
             if float in kinds and not (zero or _in_range(value, int | float, 5e-324)):
                 raise ConfigError(f"{field.name} = {value!r} must be a number above 0, {_LARGEST} at most")
+            if get_origin(field.type) is Literal and value not in get_args(field.type):
+                raise ConfigError(f"{field.name} = {value!r} must be one of {', '.join(get_args(field.type))}")
             if bool in kinds and not isinstance(value, bool):
                 raise ConfigError(f"{field.name} = {value!r} must be true or false")
 
@@ -127,27 +131,86 @@ class DeltaConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MambaConfig(_Checked):
+    """Mamba2 (arXiv 2405.21060) with a short causal convolution; groups of heads share B and C.
+
+    ``min_step`` bounds the step size dt from below; 0 leaves it as it is.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+    min_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_heads % self.num_groups:
+            raise ConfigError(f"n_groups={self.num_groups} does not divide mamba_num_heads={self.num_heads}")
+
+    @property
+    def inner_size(self) -> int:
+        """Channels of all heads side by side."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: all heads' inputs, then B and C of every group."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+
+Activation = Literal["swiglu", "relu2"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DenseConfig(_Checked):
-    """SwiGLU feed-forward."""
+    """Feed-forward: ``down(silu(gate(x)) * up(x))`` (swiglu) or ``down(relu(up(x))^2)`` (relu2)."""
 
     ffn_size: int
     bias: bool = False
+    activation: Activation = "swiglu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(_Checked):
-    """Softmax top-k experts (SwiGLU) with an optional sigmoid-gated shared expert (``shared_ffn_size=0``: none)."""
+    """Top-k experts and an optional shared expert (``shared_ffn_size=0``: none).
+
+    The ``sigmoid`` router scores every expert by itself, chooses by score plus a learned correction, and weighs by
+    score alone. Routed experts work on a projection to ``latent_size`` (0: on the stream itself). ``shared_gate``: the
+    shared expert stands behind a sigmoid gate.
+    """
 
     num_experts: int
     top_k: int
     ffn_size: int
     shared_ffn_size: int = 0
     normalize_top_k: bool = True
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    activation: Activation = "swiglu"
+    latent_size: int = 0
+    routed_scaling: float = 1.0
+    shared_gate: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.top_k <= self.num_experts:
             raise ConfigError(f"num_experts_per_tok={self.top_k} must be in 1..num_experts={self.num_experts}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment(_Checked):
+    """Consecutive blocks: a period and how often it is repeated."""
+
+    pattern: tuple[BlockKind, ...]
+    num_periods: int
+
+    @property
+    def blocks(self) -> tuple[BlockKind, ...]:
+        """Every block in order."""
+        return self.pattern * self.num_periods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +221,10 @@ class ModelConfig(_Checked):
     hidden_size: int
     pattern: tuple[BlockKind, ...]
     num_periods: int
+    more_segments: tuple[Segment, ...] = ()
     attention: AttentionConfig
     delta: DeltaConfig | None = None
+    mamba: MambaConfig | None = None
     dense: DenseConfig | None = None
     moe: MoEConfig | None = None
     norm_eps: float = 1e-6
@@ -171,11 +236,11 @@ class ModelConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.pattern:
+        if not all(segment.pattern for segment in self.segments):
             raise ConfigError("pattern = [] must name at least one block")
         if not all(_in_range(token, int, 0) for token in self.eos_ids):
             raise ConfigError(f"eos_ids = {list(self.eos_ids)} must be token ids")
-        for kind in set(self.pattern + self.mtp_pattern):
+        for kind in {*self.blocks, *self.mtp_pattern}:
             if kind != "attention" and getattr(self, kind, None) is None:
                 raise ConfigError(f"pattern has a {kind!r} block but the config has no {kind!r} section")
         # Draft keys must not depend on draft attention: prefill then skips the entries that no draft will read.
@@ -189,7 +254,17 @@ class ModelConfig(_Checked):
     @property
     def blocks(self) -> tuple[BlockKind, ...]:
         """Every block of the decoder in order."""
-        return self.pattern * self.num_periods
+        return tuple(kind for segment in self.segments for kind in segment.blocks)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The decoder as runs of equal periods; most models are one."""
+        return (Segment(pattern=self.pattern, num_periods=self.num_periods), *self.more_segments)
+
+    @property
+    def num_recurrent(self) -> int:
+        """How many blocks of the decoder carry a recurrent state."""
+        return sum(self.count(kind) for kind in RECURRENT_KINDS)
 
     def count(self, kind: BlockKind) -> int:
         """How many blocks of one kind the decoder has, the draft head left out."""
@@ -205,7 +280,27 @@ def fold_pattern(blocks: Sequence[BlockKind], per_layer: int) -> tuple[tuple[Blo
     raise ConfigError("a model needs at least one layer")
 
 
-_SECTIONS = {"attention": AttentionConfig, "delta": DeltaConfig, "dense": DenseConfig, "moe": MoEConfig}
+def fold_segments(blocks: Sequence[BlockKind]) -> tuple[Segment, ...]:
+    """Segments that hold ``blocks`` in order, with the fewest programs to compile: a block each, and a scan each."""
+    best: list[tuple[int, tuple[Segment, ...]]] = [(0, ())]
+    for end in range(1, len(blocks) + 1):
+        ways = []
+        for begin, (cost, before) in enumerate(best):
+            pattern, repeats = fold_pattern(blocks[begin:end], per_layer=1)
+            ways.append((cost + len(pattern) + 1, (*before, Segment(pattern=pattern, num_periods=repeats))))
+        best.append(min(ways, key=lambda way: way[0]))
+    if len(best) == 1:
+        raise ConfigError("a model needs at least one layer")
+    return best[-1][1]
+
+
+_SECTIONS = {
+    "attention": AttentionConfig,
+    "delta": DeltaConfig,
+    "mamba": MambaConfig,
+    "dense": DenseConfig,
+    "moe": MoEConfig,
+}
 
 
 def config_to_json(config: ModelConfig) -> str:
@@ -225,6 +320,9 @@ def config_from_json(text: str) -> ModelConfig:
                 fields[name] = _section(section, fields[name])
         for name in ("pattern", "mtp_pattern", "eos_ids"):
             fields[name] = tuple(fields[name])
+        fields["more_segments"] = tuple(
+            Segment(**{**segment, "pattern": tuple(segment["pattern"])}) for segment in fields.get("more_segments", ())
+        )
         return ModelConfig(**fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"not a model description: {error}") from None

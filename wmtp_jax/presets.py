@@ -32,8 +32,6 @@ def read_preset(name: str) -> dict[str, Any]:
 
 def model_config(preset: dict[str, Any], name: str) -> ModelConfig:
     """The ``[model]`` section of a preset. Raises UserError where it has none, or none that can be built."""
-    if "published" in preset and "model" not in preset:
-        raise UserError(f"{name}: has layers that are not built yet; only `wmtp plan` reads it")
     if "model" not in preset:
         raise UserError(f"{name}: has no [model] section")
     try:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from checkpoints_convert.families import llama, qwen3_5, qwen3_next
+from checkpoints_convert.families import llama, nemotron_h, qwen3_5, qwen3_next
 from checkpoints_convert.families.table import Family
 from wmtp_jax.errors import UserError
 
-FAMILIES: tuple[Family, ...] = (qwen3_5.FAMILY, qwen3_next.FAMILY, llama.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen3_5.FAMILY, qwen3_next.FAMILY, nemotron_h.FAMILY, llama.FAMILY)
 
 
 def find_family(hf: dict[str, Any]) -> Family:

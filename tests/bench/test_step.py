@@ -162,7 +162,7 @@ def test_the_command_prints_json_and_draws_a_picture(tmp_path: Path, capfd):
         (["--modes", "plain,fast"], "--modes: 'fast'"),
         (["--dtype", "int4"], "--dtype int4"),
         (["--preset", "none"], "none: no such preset"),
-        (["--preset", "nemotron_3_super"], "nemotron_3_super"),
+        (["--preset", "nemotron_3_super"], "the weights alone do not fit"),
         (["--plot", "steps.pdf"], "--plot steps.pdf"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

@@ -51,6 +51,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {**_HYBRID, **_EXPERTS},
     },
     "next": {"architectures": ["Qwen3NextForCausalLM"], **_HYBRID, **_EXPERTS, "mlp_only_layers": [1]},
+    "nemotron": {
+        "architectures": ["NemotronHForCausalLM"],
+        **_PLAIN,
+        "hybrid_override_pattern": "MEM*EME-",
+        "num_hidden_layers": 8,
+        "head_dim": 10,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "ssm_state_size": 5,
+        "n_groups": 2,
+        "conv_kernel": 3,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 10,
+        "moe_shared_expert_intermediate_size": 14,
+        "moe_latent_size": 9,
+        "routed_scaling_factor": 2.5,
+        "num_nextn_predict_layers": 1,
+        "mtp_hybrid_override_pattern": "*E",
+    },
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True, **_PLAIN},
     "llama": {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True, **_PLAIN},
 }
@@ -77,7 +97,7 @@ def random_tensors(config: dict[str, Any], names: frozenset[str] = frozenset(), 
     """Every tensor a checkpoint of this config holds, in bfloat16 apart from a few that are float32 as published."""
     rng = np.random.default_rng(seed)
     tensors = {name: rng.normal(size=shape) for name, shape in sorted(stored_shapes(config, names).items())}
-    wide = ("A_log", "linear_attn.norm.weight")
+    wide = ("A_log", "linear_attn.norm.weight", "e_score_correction_bias")
     return {n: x.astype(np.float32 if n.endswith(wide) else ml_dtypes.bfloat16) for n, x in tensors.items()}
 
 

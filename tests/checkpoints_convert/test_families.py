@@ -1,12 +1,17 @@
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from checkpoints_convert.families import FAMILIES, find_family
 from checkpoints_convert.synthetic import stored_shapes
 from tests.checkpoints_convert.folders import CONFIGS, config_of, per_expert_names
-from wmtp_jax.config import ModelConfig, RopeScaling
+from wmtp_jax.config import ModelConfig, RopeScaling, fold_segments
 from wmtp_jax.errors import UserError
+from wmtp_jax.presets import model_config, read_preset
+
+LETTERS = {"mamba": "M", "moe": "E", "attention": "*"}
 
 # Fields of the published Qwen3.5-35B-A3B.
 PUBLISHED_35B = {
@@ -72,6 +77,82 @@ def test_names_and_shapes_are_those_of_the_published_35b():
 )
 def test_draft_heads_have_as_many_tensors_as_published(config, names, count):
     assert sum(name.startswith("mtp.") for name in stored_shapes(config, names)) == count
+
+
+# Fields of the published Nemotron-3-Super-120B-A12B.
+PUBLISHED_NEMOTRON = dict(
+    architectures=["NemotronHForCausalLM"], vocab_size=131072, hidden_size=4096, num_hidden_layers=88,
+    hybrid_override_pattern="MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+    num_attention_heads=32, num_key_value_heads=2, head_dim=128, attention_bias=False, rope_theta=10000,
+    partial_rotary_factor=1.0, mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+    use_conv_bias=True, use_bias=False, mamba_hidden_act="silu", time_step_min=0.001, n_routed_experts=512,
+    num_experts_per_tok=22, moe_intermediate_size=2688, moe_latent_size=1024, n_shared_experts=1,
+    moe_shared_expert_intermediate_size=5376, routed_scaling_factor=5.0, norm_topk_prob=True, n_group=1, topk_group=1,
+    mlp_hidden_act="relu2", layer_norm_epsilon=1e-5, tie_word_embeddings=False, max_position_embeddings=262144,
+    num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E", eos_token_id=[2, 11],
+)  # fmt: skip
+
+
+def test_the_preset_of_nemotron_is_what_its_config_says():
+    preset = model_config(read_preset("nemotron_3_super"), "nemotron_3_super")
+    # The model card says up to 1M.
+    assert dataclasses.replace(parse(PUBLISHED_NEMOTRON), max_positions=2**20) == preset
+    assert "".join(LETTERS[kind] for kind in preset.blocks) == PUBLISHED_NEMOTRON["hybrid_override_pattern"]
+
+
+def test_names_and_shapes_are_those_of_the_published_nemotron():
+    shapes = stored_shapes(PUBLISHED_NEMOTRON)
+    expected = {
+        "backbone.embeddings.weight": (131072, 4096),
+        "lm_head.weight": (131072, 4096),
+        "backbone.norm_f.weight": (4096,),
+        "backbone.layers.87.norm.weight": (4096,),
+        "backbone.layers.0.mixer.in_proj.weight": (18560, 4096),
+        "backbone.layers.0.mixer.conv1d.weight": (10240, 1, 4),
+        "backbone.layers.2.mixer.conv1d.bias": (10240,),
+        "backbone.layers.4.mixer.A_log": (128,),
+        "backbone.layers.4.mixer.D": (128,),
+        "backbone.layers.6.mixer.dt_bias": (128,),
+        "backbone.layers.6.mixer.norm.weight": (8192,),
+        "backbone.layers.6.mixer.out_proj.weight": (4096, 8192),
+        "backbone.layers.7.mixer.q_proj.weight": (4096, 4096),
+        "backbone.layers.78.mixer.k_proj.weight": (256, 4096),
+        "backbone.layers.1.mixer.gate.weight": (512, 4096),
+        "backbone.layers.1.mixer.gate.e_score_correction_bias": (512,),
+        "backbone.layers.1.mixer.fc1_latent_proj.weight": (1024, 4096),
+        "backbone.layers.1.mixer.fc2_latent_proj.weight": (4096, 1024),
+        "backbone.layers.87.mixer.experts.511.up_proj.weight": (2688, 1024),
+        "backbone.layers.87.mixer.experts.511.down_proj.weight": (1024, 2688),
+        "backbone.layers.87.mixer.shared_experts.up_proj.weight": (5376, 4096),
+        "mtp.layers.0.eh_proj.weight": (4096, 8192),
+        "mtp.layers.0.enorm.weight": (4096,),
+        "mtp.layers.0.mixer.o_proj.weight": (4096, 4096),
+        "mtp.layers.1.final_layernorm.weight": (4096,),
+        "mtp.layers.1.mixer.experts.0.up_proj.weight": (2688, 1024),
+    }
+    assert {name: shapes.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("length", range(1, 30))
+def test_segments_hold_every_block_in_order(length):
+    letters = np.random.default_rng(length).choice(list("ME*"), length)
+    blocks = [kind for letter in letters for kind in LETTERS if LETTERS[kind] == letter]
+    segments = fold_segments(blocks)
+    assert [kind for segment in segments for kind in segment.blocks] == blocks
+    assert sum(len(segment.pattern) for segment in segments) <= length
+
+
+def test_a_repeated_period_is_one_segment():
+    (segment,) = fold_segments(["mamba", "moe", "mamba", "attention", "moe"] * 7)
+    assert (len(segment.pattern), segment.num_periods) == (5, 7)
+
+
+def test_both_spellings_of_nemotrons_layers_are_read():
+    words = ["mamba", "moe", "mamba", "attention", "moe", "mamba", "moe", "mlp"]
+    new = ["linear_attention" if w == "mamba" else "full_attention" if w == "attention" else w for w in words]
+    for names in (words, new):
+        spelled = config_of("nemotron", hybrid_override_pattern=None, layers_block_type=names)
+        assert parse(spelled) == parse(CONFIGS["nemotron"])
 
 
 def test_nested_and_flat_configs_describe_the_same_model():
@@ -157,6 +238,20 @@ def test_an_unused_window_is_no_obstacle():
         ("dense", {"mtp_num_hidden_layers": 3}, "mtp_num_hidden_layers=3"),
         ("dense", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings"),
         ("dense", {"hidden_size": None}, "hidden_size is missing"),
+        ("nemotron", {"hybrid_override_pattern": "MEX*"}, "a layer 'X'"),
+        ("nemotron", {"hybrid_override_pattern": None}, "hybrid_override_pattern or layers_block_type"),
+        ("nemotron", {"hybrid_override_pattern": ""}, "hybrid_override_pattern or layers_block_type"),
+        ("nemotron", {"hybrid_override_pattern": 7}, "hybrid_override_pattern or layers_block_type"),
+        ("nemotron", {"mtp_hybrid_override_pattern": "ME"}, "mtp_hybrid_override_pattern"),
+        ("nemotron", {"mtp_hybrid_override_pattern": "E*"}, "mtp_pattern"),
+        ("nemotron", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers=2"),
+        ("nemotron", {"n_group": 4}, "n_group=4"),
+        ("nemotron", {"n_groups": 3}, "n_groups=3 does not divide mamba_num_heads=4"),
+        ("nemotron", {"mlp_hidden_act": "silu"}, "mlp_hidden_act='silu'"),
+        ("nemotron", {"attention_bias": True}, "attention_bias=True"),
+        ("nemotron", {"mlp_bias": True}, "mlp_bias=true"),
+        ("nemotron", {"ssm_state_size": None}, "ssm_state_size is missing"),
+        ("nemotron", {"sliding_window": 64}, "sliding_window=64"),
         ("dense", {"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
         ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5}, "num_attention_heads=5 does not divide"),
         ("dense", {"vocab_size": "61"}, "vocab_size='61'"),

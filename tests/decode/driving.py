@@ -73,6 +73,7 @@ SHAPES = [
     Shape(model="hybrid", gamma=3, window=6, sink=2, page=8, chunk=16, rows=3),
     Shape(model="experts", gamma=2, window=1, sink=0, page=16, chunk=5, rows=2, stochastic=True),
     Shape(model="attention", gamma=8, window=13, sink=9, page=1, chunk=64, rows=1, stochastic=True, filtered=True),
+    Shape(model="mamba", gamma=4, window=5, sink=2, page=8, chunk=9, rows=3, stochastic=True),
     Shape(model="recurrent", gamma=1, window=40, sink=1, page=32, chunk=3, rows=4, penalized=True),
     Shape(
         model="hybrid", gamma=5, window=2, sink=5, page=5, chunk=33, rows=2,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.hf_models import VOCAB, hf_greedy, hf_logits, randomize, save_checkpoint, tiny_model
-from tests.models.mtp_oracle import TorchMTP
+from tests.models.mtp_oracle import torch_mtp
 from wmtp_jax import generate, load, logits
 
 TOLERANCE = 1e-4
@@ -47,6 +47,11 @@ CASES = {
     "qwen3.5 moe, one tensor an expert": Case("Qwen3_5Moe", _TWO),
     "qwen3.5 moe, packed and nested": Case("Qwen3_5Moe", _TWO, dict(packed=True, nested=True)),
     "qwen3-next": Case("Qwen3Next", _TWO),
+    "nemotron": Case("NemotronH"),
+    "nemotron, packed": Case("NemotronH", dict(hybrid_override_pattern="ME*E", use_bias=True), dict(packed=True)),
+    "nemotron, dense, experts in the head alone": Case(
+        "NemotronH", dict(hybrid_override_pattern="M-M*-M-", moe_latent_size=None, use_conv_bias=False)
+    ),
     "qwen2, yarn": Case("Qwen2", dict(max_position_embeddings=16384, rope_parameters=_YARN)),
     "qwen2, tied, linear": Case("Qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "llama": Case("Llama"),
@@ -55,8 +60,8 @@ CASES = {
 }
 # The delta rule alone takes lengths in different ways, so one model is compiled for each and the others padded.
 EXACT = "qwen3.5 dense"
-# Tied heads and biases make a random model repeat one token for ever.
-LIVELY = [name for name in CASES if "tied" not in name and "biases" not in name]
+# Tied heads, biases and too few layers make a random model repeat one token for ever.
+LIVELY = [name for name in CASES if not any(part in name for part in ("tied", "biases", "nemotron,"))]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -64,7 +69,7 @@ def models(request, tmp_path_factory):
     """The Hugging Face model, ours read from the folder the first one was saved to, and whether to pad its prompts."""
     case = CASES[request.param]
     model = tiny_model(case.family, **case.changes)
-    head = randomize(TorchMTP(model), 1) if case.family.startswith("Qwen3") else None
+    head = randomize(torch_mtp(model), 1) if case.family.startswith(("Qwen3", "Nemotron")) else None
     folder = save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"), mtp=head, **case.layout)
     return model, load(folder, dtype="float32"), request.param != EXACT
 

@@ -17,7 +17,6 @@ from wmtp_jax.folders import DEMO_FOLDER
 from wmtp_jax.plan.sizes import sizes_of_config
 from wmtp_jax.plan.source import read_sizes
 from wmtp_jax.plan.units import parse_tokens, show_bytes, show_tokens
-from wmtp_jax.presets import read_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,12 +140,6 @@ def test_a_model_without_a_head_plans_only_plain_decoding(tmp_path: Path, capsys
     assert (out["parameters"]["draft"], out["cache_bytes_per_token"]["draft_share"]) == (0, 0)
 
 
-def test_the_only_reader_of_a_published_preset_is_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "nemotron_3_super", "--out", str(tmp_path / "run")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "wmtp: nemotron_3_super: has layers that are not built yet; only `wmtp plan` reads it"
-
-
 def test_folders_of_every_kind_are_read(tmp_path: Path) -> None:
     demo = read_sizes("demo")
     assert read_sizes(str(DEMO_FOLDER)) == demo
@@ -196,25 +189,6 @@ def test_other_spellings_of_tokens_are_refused_by_name(text: str) -> None:
 )
 def test_bytes_show_three_digits(size: float, shown: str) -> None:
     assert show_bytes(size) == shown
-
-
-BAD_NUMBERS = {"text": 'top_k = "22"', "nested text": "draft.experts = [1]", "negative": "num_heads = -1"}
-
-
-@pytest.mark.parametrize("kind", BAD_NUMBERS)
-def test_a_published_section_with_other_than_numbers_is_one_line(kind, tmp_path, capfd):
-    name, value = BAD_NUMBERS[kind].split(" = ")
-    preset = read_preset("nemotron_3_super")["published"]
-    parts = {"": preset, "target.": preset["target"], "draft.": preset["draft"]}
-    flat = {part + key: v for part, fields in parts.items() for key, v in fields.items() if not isinstance(v, dict)}
-    flat[name] = value
-    path = tmp_path / "bad.toml"
-    path.write_text("\n".join(f"published.{key} = {number}" for key, number in flat.items()))
-    assert run(["plan", "--model", str(path), "--hardware", "b200"]) == 2
-    error = capfd.readouterr().err
-    assert "[published] section" in error
-    assert name.split(".")[-1] in error
-    assert error.count("\n") == 1
 
 
 def test_a_model_without_attention_can_be_planned(tmp_path, capfd):

@@ -26,7 +26,7 @@ def nbytes(tree: object) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", ["hybrid", "experts", "attention", "recurrent"])
+@pytest.mark.parametrize("name", ["hybrid", "experts", "mamba", "attention", "recurrent"])
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("context", [1, PAGE, 3 * PAGE + 1])
 def test_a_row_holds_what_is_allocated(name: str, dtype: str, context: int) -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from tests.tiny import CONFIGS
 from wmtp_jax.config import ModelConfig
-from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import abstract
 from wmtp_jax.models.parameters import named_parameters
 from wmtp_jax.plan.memory import position_bytes, weight_bytes
-from wmtp_jax.plan.sizes import ModelSizes, published_sizes, sizes_of_config
+from wmtp_jax.plan.sizes import ModelSizes, sizes_of_config
 from wmtp_jax.plan.source import read_sizes
 from wmtp_jax.presets import model_config, preset_names, read_preset
 
-BUILT = [name for name in preset_names() if "model" in read_preset(name)]
+EXPERTS = ("mixer.gate_up_proj", "mixer.up_proj", "mixer.down_proj")
+RECURRENT = ("in_proj_qkv.kernel", "in_proj_z.kernel", "mixer.in_proj.kernel", "out_proj.kernel")
 PUBLISHED_LAYERS = {"qwen3_6_35b": (10, 1), "qwen3_5_122b": (12, 1), "nemotron_3_super": (8, 1)}
 
 
@@ -34,7 +34,7 @@ def nbytes(tree: Mapping[str, Any], *, draft: bool) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for name, leaf in tree.items() if name.startswith("mtp.") == draft)
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *BUILT])
+@pytest.mark.parametrize("name", [*CONFIGS, *preset_names()])
 def test_parameters_and_bytes_are_those_of_the_built_tree(name: str) -> None:
     config = CONFIGS[name] if name in CONFIGS else model_config(read_preset(name), name)
     sizes = sizes_of_config(config)
@@ -45,12 +45,12 @@ def test_parameters_and_bytes_are_those_of_the_built_tree(name: str) -> None:
         assert weight_bytes(sizes, "float32", draft=draft) == 4 * part.total
 
 
-@pytest.mark.parametrize("name", ["experts", "qwen3_6_35b"])
+@pytest.mark.parametrize("name", ["experts", "mamba", "qwen3_6_35b", "nemotron_3_super"])
 def test_experts_and_recurrent_projections_are_counted_as_such(name: str) -> None:
     config = CONFIGS[name] if name in CONFIGS else model_config(read_preset(name), name)
     sizes, tree = sizes_of_config(config), leaves(config, jnp.bfloat16)
-    experts = {key: leaf for key, leaf in tree.items() if key.endswith(("mixer.gate_up_proj", "mixer.down_proj"))}
-    recurrent = [key for key in tree if key.endswith(("in_proj_qkv.kernel", "in_proj_z.kernel", "out_proj.kernel"))]
+    experts = {key: leaf for key, leaf in tree.items() if key.endswith(EXPERTS)}
+    recurrent = [key for key in tree if key.endswith(RECURRENT)]
     assert sizes.target.experts == elements(experts, draft=False)
     assert sizes.draft.experts == elements(experts, draft=True)
     assert sizes.target.recurrent == sum(tree[key].size for key in recurrent)
@@ -105,6 +105,12 @@ def test_the_proxy_of_the_35b_has_its_pattern_and_132_million_parameters() -> No
     assert sizes_of_config(config).target.total == pytest.approx(132e6, rel=5e-3)
 
 
+def test_the_proxy_of_nemotron_has_its_blocks_with_dense_feed_forwards() -> None:
+    real, proxy = (model_config(read_preset(name), name) for name in ("nemotron_3_super", "proxy_8_1"))
+    assert proxy.blocks == tuple("dense" if kind == "moe" else kind for kind in real.blocks)
+    assert (real.count("mamba"), real.count("moe"), real.count("attention")) == (40, 40, 8)
+
+
 def test_rope_false_is_attention_without_positions() -> None:
     assert model_config(read_preset("proxy_8_1"), "proxy_8_1").attention.rope is None
     assert model_config(read_preset("proxy_35b"), "proxy_35b").attention.rope is not None
@@ -117,18 +123,6 @@ def test_full_size_models_stretch_their_rotary_positions_by_four() -> None:
         scaling = config.attention.rope.scaling
         assert scaling is not None
         assert (scaling.kind, scaling.factor * scaling.original_max_positions) == ("yarn", config.max_positions)
-
-
-def test_a_model_that_cannot_be_built_says_who_reads_it() -> None:
-    with pytest.raises(UserError, match=r"nemotron_3_super: has layers that are not built yet; only `wmtp plan`"):
-        model_config(read_preset("nemotron_3_super"), "nemotron_3_super")
-
-
-@pytest.mark.parametrize("change", [{"gone": 1}, {"target": {"atoms": 3}}, {"draft": None}])
-def test_a_malformed_published_section_is_named(change: dict[str, Any]) -> None:
-    fields = {**read_preset("nemotron_3_super")["published"], **change}
-    with pytest.raises(UserError, match=r"^mine: \[published\] section: "):
-        published_sizes(fields, "mine")
 
 
 def test_expected_experts_equal_their_enumeration() -> None:

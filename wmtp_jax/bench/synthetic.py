@@ -119,6 +119,8 @@ def _parameter(name: str, leaf: Any, salt: int, config: ModelConfig) -> Array:
         return noise(shape, dtype, 0.5, salt, mean=1.5)
     if name.endswith("dt_bias"):
         return noise(shape, dtype, 0.5, salt, mean=-4.0)
+    if name.endswith(".D"):
+        return noise(shape, dtype, 0.1, salt, mean=1.0)
     if name.endswith("weight"):
         # The norm inside a recurrent block is never zero-centered.
         zero_centered = config.zero_centered_norm and not name.endswith("mixer.norm.weight")

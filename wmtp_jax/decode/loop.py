@@ -13,8 +13,8 @@ from wmtp_jax.decode.drafter import Drafter
 from wmtp_jax.decode.sampling import Sampling, choose_run
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.delta_net import DeltaReplay, commit_delta
 from wmtp_jax.models.parameters import Packed
+from wmtp_jax.models.recurrent import RecurrentRun, commit_run
 
 
 class Emitted(NamedTuple):
@@ -35,7 +35,7 @@ class Verified(NamedTuple):
 
     choices: Int[Array, "B N"]
     hidden: Float[Array, "B N M"]
-    runs: tuple[DeltaReplay, ...]
+    runs: tuple[RecurrentRun, ...]
     cache: PagedCache
 
 
@@ -78,7 +78,7 @@ def commit(
     count, stopped = _cut(state, choices, accepted, stops)
     emitted = jnp.arange(choices.shape[1]) < count[:, None]
     recurrent = tuple(
-        commit_delta(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
+        commit_run(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
         for old, run in zip(state.recurrent, verified.runs, strict=True)
     )
     newest = jnp.take_along_axis(choices, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]

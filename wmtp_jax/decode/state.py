@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from wmtp_jax.cache.paged import PagedCache
 from wmtp_jax.decode.sampling import History
-from wmtp_jax.models.delta_net import DeltaState
+from wmtp_jax.models.recurrent import RecurrentState
 
 
 @jax.tree_util.register_dataclass
@@ -35,7 +35,7 @@ class DecodeState:
     """
 
     cache: PagedCache
-    recurrent: tuple[DeltaState, ...]
+    recurrent: tuple[RecurrentState, ...]
     draft: Any
     length: Int[Array, " B"]
     pending: Int[Array, " B"]

@@ -6,10 +6,11 @@ from jax.typing import DTypeLike
 from wmtp_jax.config import BlockKind, ModelConfig
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.delta_net import DeltaNet
-from wmtp_jax.models.feed_forward import MoE, SwiGLU
+from wmtp_jax.models.feed_forward import MoE, ReLU2, SwiGLU, feed_forward
 from wmtp_jax.models.layers import RMSNorm
+from wmtp_jax.models.mamba import Mamba2
 
-Mixer = Attention | DeltaNet | SwiGLU | MoE
+Mixer = Attention | DeltaNet | Mamba2 | SwiGLU | ReLU2 | MoE
 
 
 class Block(nnx.Module):
@@ -25,7 +26,10 @@ def _make_mixer(kind: BlockKind, config: ModelConfig, rngs: nnx.Rngs, dtype: DTy
         return Attention(config, rngs=rngs, dtype=dtype)
     if kind == "delta":
         return DeltaNet(config, rngs=rngs, dtype=dtype)
+    if kind == "mamba":
+        return Mamba2(config, rngs=rngs, dtype=dtype)
     if kind == "moe":
         return MoE(config, rngs=rngs, dtype=dtype)
     assert config.dense is not None
-    return SwiGLU(config.hidden_size, config.dense.ffn_size, config.dense.bias, rngs=rngs, dtype=dtype)
+    dense = config.dense
+    return feed_forward(dense.activation, config.hidden_size, dense.ffn_size, dense.bias, rngs=rngs, dtype=dtype)

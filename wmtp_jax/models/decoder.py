@@ -1,6 +1,8 @@
-"""The target: embedding, a scan over periods of residual blocks, final norm, output head; and its draft head."""
+"""The target: embedding, scans over periods of residual blocks, final norm, output head; and its draft head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import jax
@@ -9,22 +11,27 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from wmtp_jax.config import ModelConfig
+from wmtp_jax.config import RECURRENT_KINDS, BlockKind, ModelConfig, Segment
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.block import Block
-from wmtp_jax.models.delta_net import DeltaNet, DeltaState
+from wmtp_jax.models.delta_net import DeltaNet
 from wmtp_jax.models.layers import Linear, RMSNorm
+from wmtp_jax.models.mamba import Mamba2
 from wmtp_jax.models.mtp import MTP
+from wmtp_jax.models.recurrent import RecurrentState
 
 Cache = TypeVar("Cache")
 # Stores one attention layer's new keys and values, then attends: (cache, layer, q, k, v) -> (attended, cache).
 Attend = Callable[[Cache, Int[Array, ""], Array, Array, Array], tuple[Float[Array, "B T H D"], Cache]]
 
-_UNROLLED_PERIODS = 16
+_UNROLLED_BLOCKS = 128
 
 
 class Decoder(nnx.Module):
-    """A hybrid language model. ``blocks`` are the blocks of one period with parameters stacked over the periods."""
+    """A hybrid language model.
+
+    ``blocks`` are the blocks of one period of every segment, with parameters stacked over the segment's periods.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
         self.config = config
@@ -34,11 +41,15 @@ class Decoder(nnx.Module):
         embedding = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size))
         self.embedding = nnx.Param(embedding.astype(dtype))
 
-        def period(key: Array) -> nnx.List[Block]:
+        def period(key: Array, pattern: tuple[BlockKind, ...]) -> nnx.List[Block]:
             own = nnx.Rngs(key)
-            return nnx.List([Block(kind, config, rngs=own, dtype=dtype) for kind in config.pattern])
+            return nnx.List([Block(kind, config, rngs=own, dtype=dtype) for kind in pattern])
 
-        self.blocks: Any = jax.vmap(period)(jax.random.split(rngs.params(), config.num_periods))
+        blocks = []
+        for segment in config.segments:
+            keys = jax.random.split(rngs.params(), segment.num_periods)
+            blocks += jax.vmap(partial(period, pattern=segment.pattern))(keys)
+        self.blocks: Any = nnx.List(blocks)
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, config.zero_centered_norm, dtype)
         head = (config.hidden_size, config.vocab_size)
         self.lm_head = None if config.tie_embeddings else Linear(*head, rngs=rngs, dtype=dtype)
@@ -60,58 +71,70 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         valid: Int[Array, " B"] | None,
-        states: tuple[DeltaState, ...],
+        states: tuple[RecurrentState, ...],
         cache: Cache,
         attend: Attend[Cache],
     ) -> tuple[Float[Array, "B T M"], tuple[Any, ...], Cache]:
         """Runs T tokens a row after what the caches hold.
 
-        ``states`` has one entry a delta block of the period, with a leading axis over the periods. The attention
-        cache goes through the scan as its carry, so that it is updated in place and never restacked. Returns the
-        hidden states after the final norm; a new ``DeltaState`` (``valid`` tokens a row committed) or, with
-        ``valid=None``, a ``DeltaReplay`` for each delta block; and the cache.
+        ``states`` has one entry a recurrent block of every segment's period, with a leading axis over the periods. The
+        attention cache goes through the scans as their carry, so that it is updated in place and never restacked.
+        Returns the hidden states after the final norm; a new ``RecurrentState`` (``valid`` tokens a row committed) or,
+        with ``valid=None``, a ``RecurrentRun`` for each entry of ``states``; and the cache.
         """
-        per_period = self.config.pattern.count("attention")
 
         def period(carry, xs):
-            x, cache = carry
-            blocks, index, states = xs
-            layer, states, updates = index * per_period, iter(states), []
+            x, cache, layer = carry
+            blocks, states = xs
+            states, updates = iter(states), []
             for block in blocks:
                 normed = block.norm(x)
                 if isinstance(block.mixer, Attention):
                     q, gate = block.mixer.queries(normed, positions)
                     attended, cache = attend(cache, layer, q, *block.mixer.keys_values(normed, positions))
                     y, layer = block.mixer.output(attended, gate), layer + 1
-                elif isinstance(block.mixer, DeltaNet):
+                elif isinstance(block.mixer, DeltaNet | Mamba2):
                     y, update = block.mixer(normed, next(states), valid, self.kernels)
                     updates.append(update)
                 else:
                     y = block.mixer(normed)
                 x = x + y
-            return (x, cache), tuple(updates)
+            return (x, cache, layer), tuple(updates)
 
-        (x, cache), updates = self._over_periods(period, (self.embed(tokens), cache), states)
+        carry, updates, blocks = (self.embed(tokens), cache, jnp.int32(0)), (), iter(self.blocks)
+        for segment in self.config.segments:
+            recurrent = sum(kind in RECURRENT_KINDS for kind in segment.pattern)
+            own, states = states[:recurrent], states[recurrent:]
+            carry, new = self._over_periods(period, carry, segment, blocks, own)
+            updates += new
+        x, cache, _ = carry
         return self.final_norm(x), updates, cache
 
-    def _over_periods(self, body: Callable, carry: Any, states: Any) -> tuple[Any, Any]:
-        """``lax.scan`` over the periods, or a plain loop where each period has its own arrays (``unroll``)."""
+    def _over_periods(
+        self, body: Callable, carry: Any, segment: Segment, blocks: Iterator[Any], states: tuple[RecurrentState, ...]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """``lax.scan`` over a segment's periods, or a plain loop where each has its own arrays (``unroll``).
+
+        Takes the segment's part of ``blocks``, the rest of ``self.blocks``.
+        """
         if not self.unrolled:
-            return jax.lax.scan(body, carry, (self.blocks, jnp.arange(self.config.num_periods), states))
+            period = nnx.List(islice(blocks, len(segment.pattern)))
+            return jax.lax.scan(body, carry, (period, states))
         updates = []
-        for index, blocks in enumerate(self.blocks):
-            carry, update = body(carry, (blocks, jnp.int32(index), jax.tree.map(lambda x, i=index: x[i], states)))
+        for index, period in enumerate(islice(blocks, segment.num_periods)):
+            carry, update = body(carry, (period, jax.tree.map(lambda x, i=index: x[i], states)))
             updates.append(update)
         return carry, jax.tree.map(lambda *x: jnp.stack(x), *updates)
 
-    def initial_states(self, rows: int) -> tuple[DeltaState, ...]:
-        """Zero recurrent states for ``rows`` rows, stacked over the periods."""
-        count = self.config.num_periods
-        return tuple(
-            jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), block.mixer.initial_state(rows))
-            for block in (self.blocks[0] if self.unrolled else self.blocks)
-            if isinstance(block.mixer, DeltaNet)
-        )
+    def initial_states(self, rows: int) -> tuple[RecurrentState, ...]:
+        """Zero recurrent states for ``rows`` rows, an entry a recurrent block of a period, stacked over the periods."""
+        states, blocks = [], iter(self.blocks)
+        for segment in self.config.segments:
+            taken = list(islice(blocks, segment.num_periods if self.unrolled else len(segment.pattern)))
+            for block in taken[0] if self.unrolled else taken:
+                if isinstance(block.mixer, DeltaNet | Mamba2):
+                    states.append(_stacked_zeros(block.mixer.initial_state(rows), segment.num_periods))
+        return tuple(states)
 
     def sequence(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         """Normed hidden states of whole sequences without any cache: for training and parity checks."""
@@ -123,6 +146,10 @@ class Decoder(nnx.Module):
 
         valid = jnp.full(rows, length)
         return self.hidden_states(tokens, positions, valid, self.initial_states(rows), None, attend)[0]
+
+
+def _stacked_zeros(state: RecurrentState, periods: int) -> RecurrentState:
+    return jax.tree.map(lambda x: jnp.zeros((periods, *x.shape), x.dtype), state)
 
 
 def build(config: ModelConfig, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Decoder:
@@ -144,7 +171,7 @@ def with_kernels(model: Decoder, kernels: str | None) -> Decoder:
 
 def prefers_unrolled(config: ModelConfig) -> bool:
     """Whether ``unroll`` pays here: on a CPU, up to a depth beyond which compiling every period costs too much."""
-    return jax.default_backend() == "cpu" and config.num_periods <= _UNROLLED_PERIODS
+    return jax.default_backend() == "cpu" and len(config.blocks) <= _UNROLLED_BLOCKS
 
 
 def unroll(model: Decoder) -> Decoder:
@@ -153,12 +180,14 @@ def unroll(model: Decoder) -> Decoder:
     A scan copies each period's parameters out of the stack before it uses them. Where reading parameters is the whole
     cost (few tokens, a CPU), that triples it; the price of the list is a compile time that grows with depth.
     """
-    leaves, tree = jax.tree.flatten(model.blocks)
-    slices = []
-    for leaf in leaves:
-        slices.append(list(leaf))
-        leaf.delete()
-    flat = jax.tree.map(lambda x: x, model)
-    flat.blocks = nnx.List([jax.tree.unflatten(tree, period) for period in zip(*slices, strict=True)])
+    flat, periods, blocks = jax.tree.map(lambda x: x, model), [], iter(model.blocks)
+    for segment in model.config.segments:
+        leaves, tree = jax.tree.flatten(nnx.List(islice(blocks, len(segment.pattern))))
+        slices = []
+        for leaf in leaves:
+            slices.append(list(leaf))
+            leaf.delete()
+        periods += [jax.tree.unflatten(tree, period) for period in zip(*slices, strict=True)]
+    flat.blocks = nnx.List(periods)
     flat.unrolled = True
     return flat

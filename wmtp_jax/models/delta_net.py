@@ -1,6 +1,6 @@
 """Gated DeltaNet: a short causal convolution, then the gated delta rule."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,31 +8,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gated_delta_rule import Replay, commit, gated_delta_rule
+from pallas_kernels.gated_delta_rule import gated_delta_rule
 from wmtp_jax.config import ModelConfig
-from wmtp_jax.models.layers import Linear, RMSNorm
-
-
-class DeltaState(NamedTuple):
-    """Recurrent state of one block (leading axes are free): float32 memory and the convolution's last inputs."""
-
-    memory: Float[Array, "*B H dk dv"]
-    tail: Float[Array, "*B kernel-1 C"]
-
-
-class DeltaReplay(NamedTuple):
-    """A run of tokens that has been computed but not committed."""
-
-    replay: Replay
-    conv_inputs: Float[Array, "*B kernel-1+T C"]
-
-
-def commit_delta(state: DeltaState, run: DeltaReplay, accepted: Int[Array, " *B"]) -> DeltaState:
-    """The state after the first ``accepted`` tokens of a run: memory and convolution tail move together."""
-    width = state.tail.shape[-2]
-    rows = accepted[..., None] + jnp.arange(width)
-    tail = jnp.take_along_axis(run.conv_inputs, rows[..., None], axis=-2)
-    return DeltaState(commit(state.memory, run.replay, accepted), tail)
+from wmtp_jax.models.layers import Linear, RMSNorm, log_uniform_steps
+from wmtp_jax.models.recurrent import RecurrentRun, RecurrentState, convolution_tail, convolve
 
 
 class DeltaNet(nnx.Module):
@@ -53,14 +32,14 @@ class DeltaNet(nnx.Module):
         self.A_log = nnx.Param(
             jnp.log(jax.random.uniform(rngs.params(), (d.num_value_heads,), minval=1.0, maxval=16.0))
         )
-        self.dt_bias = nnx.Param(_initial_dt_bias(rngs, d.num_value_heads))
+        self.dt_bias = nnx.Param(log_uniform_steps(rngs, d.num_value_heads))
         self.norm = RMSNorm(d.value_dim, config.norm_eps, False, dtype)
         self.out_proj = Linear(value_size, config.hidden_size, **make)
 
-    def initial_state(self, rows: int) -> DeltaState:
+    def initial_state(self, rows: int) -> RecurrentState:
         """The state before any token: all zero."""
         d = self.config
-        return DeltaState(
+        return RecurrentState(
             jnp.zeros((rows, d.num_value_heads, d.key_dim, d.value_dim), jnp.float32),
             jnp.zeros((rows, d.conv_kernel - 1, d.conv_dim), self.conv_kernel.dtype),
         )
@@ -68,17 +47,17 @@ class DeltaNet(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T M"],
-        state: DeltaState,
+        state: RecurrentState,
         valid: Int[Array, " B"] | None,
         kernels: str | None = None,
-    ) -> tuple[Float[Array, "B T M"], DeltaState | DeltaReplay]:
+    ) -> tuple[Float[Array, "B T M"], RecurrentState | RecurrentRun]:
         """Mixes T tokens after ``state``.
 
         With ``valid`` (tokens that count, a row) the new state after them is returned; with None the run is left
-        uncommitted and comes back as a ``DeltaReplay``.
+        uncommitted and comes back as a ``RecurrentRun``.
         """
         conv_inputs = jnp.concatenate([state.tail, self.in_proj_qkv(x).astype(state.tail.dtype)], axis=1)
-        q, k, v = self._split_heads(self._convolve(conv_inputs))
+        q, k, v = self._split_heads(convolve(conv_inputs, self.conv_kernel[...], None))
         beta = jax.nn.sigmoid(self.in_proj_b(x).astype(jnp.float32))
         step = jax.nn.softplus(self.in_proj_a(x).astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32))
         log_decay = -jnp.exp(self.A_log[...].astype(jnp.float32)) * step
@@ -88,15 +67,8 @@ class DeltaNet(nnx.Module):
         out, memory, replay = gated_delta_rule(q, k, v, log_decay, beta, state.memory, implementation=kernels)
         y = self._gate(out, x)
         if valid is None:
-            return y, DeltaReplay(replay, conv_inputs)
-        rows = valid[:, None] + jnp.arange(state.tail.shape[1])
-        return y, DeltaState(memory, jnp.take_along_axis(conv_inputs, rows[..., None], axis=1))
-
-    def _convolve(self, inputs: Float[Array, "B I C"]) -> Float[Array, "B T C"]:
-        kernel = self.conv_kernel[...].astype(jnp.float32)
-        width, tokens = kernel.shape[0], inputs.shape[1] - kernel.shape[0] + 1
-        x = inputs.astype(jnp.float32)
-        return jax.nn.silu(sum(x[:, i : i + tokens] * kernel[i] for i in range(width)))
+            return y, RecurrentRun(replay, conv_inputs)
+        return y, RecurrentState(memory, convolution_tail(conv_inputs, valid, state.tail.shape[1]))
 
     def _split_heads(self, mixed: Float[Array, "B T C"]) -> tuple[Array, Array, Array]:
         """Unit-length queries (scaled by dk^-1/2) and keys, and values, all with one head a value head."""
@@ -117,10 +89,3 @@ class DeltaNet(nnx.Module):
 
 def _unit_length(x: Float[Array, "*S D"]) -> Float[Array, "*S D"]:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
-
-
-def _initial_dt_bias(rngs: nnx.Rngs, heads: int) -> Float[Array, " H"]:
-    """Inverse softplus of step sizes spread log-uniformly over 0.001 to 0.1."""
-    low, high = jnp.log(0.001), jnp.log(0.1)
-    step = jnp.exp(low + (high - low) * jax.random.uniform(rngs.params(), (heads,)))
-    return step + jnp.log(-jnp.expm1(-step))

@@ -117,3 +117,10 @@ def apply_rope(
     first, second, rest = x32[..., :half], x32[..., half : 2 * half], x32[..., 2 * half :]
     rotated = (first * cos - second * sin, second * cos + first * sin, rest)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def log_uniform_steps(rngs: nnx.Rngs, heads: int) -> Float[Array, " H"]:
+    """Initial ``dt_bias``: the inverse softplus of step sizes spread log-uniformly over 0.001 to 0.1."""
+    low, high = jnp.log(0.001), jnp.log(0.1)
+    step = jnp.exp(low + (high - low) * jax.random.uniform(rngs.params(), (heads,)))
+    return step + jnp.log(-jnp.expm1(-step))

@@ -2,7 +2,9 @@
 
 Draft entry i is made from the target's hidden state h_i *after its final norm* and the embedding of x_{i+1}. One
 attention layer later the head predicts x_{i+2} through the target's own output head. Used recurrently, the head is fed
-its own normed output and its own token. Its keys and values depend only on the entry, never on its own attention.
+its own normed output and its own token. Its keys and values depend only on the entry, never on its own attention. No
+head has a recurrent block: what the backbone's recurrent layers remember of the text reaches it through h_i, and a
+rejected draft leaves nothing to roll back but ring entries. Nemotron-3's head is the same, without positions.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.block import Block
-from wmtp_jax.models.feed_forward import MoE, SwiGLU
+from wmtp_jax.models.feed_forward import MoE, ReLU2, SwiGLU
 from wmtp_jax.models.layers import Linear, RMSNorm
 
 
@@ -51,7 +53,7 @@ class MTP(nnx.Module):
         q, gate = self._attention.queries(self.blocks[0].norm(entries), positions)
         x = entries + self._attention.output(attend(q), gate)
         for block in self.blocks[1:]:
-            assert isinstance(block.mixer, SwiGLU | MoE)
+            assert isinstance(block.mixer, SwiGLU | ReLU2 | MoE)
             x = x + block.mixer(block.norm(x))
         return self.norm(x)
 

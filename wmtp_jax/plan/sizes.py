@@ -1,11 +1,9 @@
 """How large a model is, counted from its description: nothing is built, and JAX is not loaded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wmtp_jax.config import AttentionConfig, BlockKind, DeltaConfig, ModelConfig
-from wmtp_jax.errors import UserError
+from wmtp_jax.config import Activation, AttentionConfig, BlockKind, DeltaConfig, ModelConfig
 
 
 class Weights(NamedTuple):
@@ -88,17 +86,17 @@ class ModelSizes:
 
 def sizes_of_config(config: ModelConfig) -> ModelSizes:
     """The sizes of a model that can be built here."""
-    a, d, width = config.attention, config.delta, config.hidden_size
+    a, width = config.attention, config.hidden_size
     table = config.vocab_size * width
     target = Weights(embedding=table, head=0 if config.tie_embeddings else table, small=width)
-    for kind in set(config.pattern):
+    for kind in set(config.blocks):
         target = target.plus(_block(kind, config), config.count(kind))
     draft = Weights()
     if config.has_mtp:
         draft = Weights(projections=2 * width * width, small=3 * width)
         for kind in config.mtp_pattern:
             draft = draft.plus(_block(kind, config))
-    delta_layers = config.count("delta")
+    state, tail = _recurrent_elements(config)
     return ModelSizes(
         target=target,
         draft=draft,
@@ -109,33 +107,30 @@ def sizes_of_config(config: ModelConfig) -> ModelSizes:
         head_dim=a.head_dim,
         num_experts=config.moe.num_experts if config.moe else 0,
         top_k=config.moe.top_k if config.moe else 0,
-        state_elements=delta_layers * d.num_value_heads * d.key_dim * d.value_dim if d else 0,
-        tail_elements=delta_layers * (d.conv_kernel - 1) * d.conv_dim if d else 0,
+        state_elements=state,
+        tail_elements=tail,
         extend_parameters=2 * width * width + _key_value_parameters(a, width) if config.has_mtp else 0,
         max_positions=config.max_positions,
+        # Published NVFP4 checkpoints keep Mamba2 projections in FP8 and those of the delta rule in bfloat16.
+        nvfp4_recurrent_bytes=1.0 if config.mamba else 2.0,
     )
 
 
-def published_sizes(fields: Mapping[str, Any], name: str) -> ModelSizes:
-    """The ``[published]`` section of a preset. Raises UserError where it is not complete."""
-    try:
-        parts: dict[str, Any] = {part: Weights(**_numbers(fields[part])) for part in ("target", "draft")}
-        parts |= _numbers({name: value for name, value in fields.items() if name not in parts})
-        return ModelSizes(**parts)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{name}: [published] section: {error}") from None
-
-
-def _numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in fields.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise TypeError(f"{name} = {value!r} must be a number of at least 0")
-    return dict(fields)
+def _recurrent_elements(config: ModelConfig) -> tuple[int, int]:
+    """Numbers of a row's memories and convolution tails, over all recurrent blocks."""
+    state = tail = 0
+    if d := config.delta:
+        state += config.count("delta") * d.num_value_heads * d.key_dim * d.value_dim
+        tail += config.count("delta") * (d.conv_kernel - 1) * d.conv_dim
+    if m := config.mamba:
+        state += config.count("mamba") * m.inner_size * m.state_size
+        tail += config.count("mamba") * (m.conv_kernel - 1) * m.conv_dim
+    return state, tail
 
 
 def _block(kind: BlockKind, config: ModelConfig) -> Weights:
     width = config.hidden_size
-    counts = {"attention": _attention, "delta": _delta, "dense": _dense, "moe": _moe}
+    counts = {"attention": _attention, "delta": _delta, "mamba": _mamba, "dense": _dense, "moe": _moe}
     return counts[kind](config, width).plus(Weights(small=width))
 
 
@@ -165,17 +160,36 @@ def _delta(config: ModelConfig, width: int) -> Weights:
     )
 
 
+def _mamba(config: ModelConfig, width: int) -> Weights:
+    m = config.mamba
+    assert m is not None
+    projected = m.inner_size + m.conv_dim + m.num_heads
+    biases = (m.conv_dim if m.conv_bias else 0) + (projected + width if m.proj_bias else 0)
+    return Weights(
+        recurrent=width * projected + m.inner_size * width,
+        small=m.conv_kernel * m.conv_dim + biases + m.inner_size,
+        float32=3 * m.num_heads,
+    )
+
+
 def _dense(config: ModelConfig, width: int) -> Weights:
-    assert config.dense is not None
-    ffn = config.dense.ffn_size
-    return Weights(projections=3 * width * ffn, small=2 * ffn + width if config.dense.bias else 0)
+    d = config.dense
+    assert d is not None
+    inner = _matrices(d.activation) - 1
+    return Weights(projections=(inner + 1) * width * d.ffn_size, small=inner * d.ffn_size + width if d.bias else 0)
 
 
 def _moe(config: ModelConfig, width: int) -> Weights:
     m = config.moe
     assert m is not None
+    matrices = _matrices(m.activation)
     return Weights(
-        experts=3 * m.num_experts * width * m.ffn_size,
-        projections=3 * width * m.shared_ffn_size,
-        small=width * m.num_experts + (width if m.shared_ffn_size else 0),
+        experts=matrices * m.num_experts * (m.latent_size or width) * m.ffn_size,
+        projections=matrices * width * m.shared_ffn_size + 2 * width * m.latent_size,
+        small=width * m.num_experts + (width if m.shared_ffn_size and m.shared_gate else 0),
+        float32=m.num_experts if m.router == "sigmoid" else 0,
     )
+
+
+def _matrices(activation: Activation) -> int:
+    return {"swiglu": 3, "relu2": 2}[activation]

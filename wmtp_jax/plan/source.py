@@ -4,7 +4,7 @@ from pathlib import Path
 
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
-from wmtp_jax.plan.sizes import ModelSizes, published_sizes, sizes_of_config
+from wmtp_jax.plan.sizes import ModelSizes, sizes_of_config
 from wmtp_jax.presets import model_config, preset_names, read_preset
 
 
@@ -17,10 +17,7 @@ def read_sizes(name: str) -> ModelSizes:
         raise UserError(f"--model: is empty; give a model folder or one of {', '.join(preset_names())}")
     if name not in preset_names() and Path(name).is_dir():
         return sizes_of_config(_folder_config(Path(name)))
-    preset = read_preset(name)
-    if "published" in preset:
-        return published_sizes(preset["published"], name)
-    return sizes_of_config(model_config(preset, name))
+    return sizes_of_config(model_config(read_preset(name), name))
 
 
 def _folder_config(folder: Path) -> ModelConfig:
