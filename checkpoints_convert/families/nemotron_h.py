@@ -235,10 +235,48 @@ _MIXERS: dict[BlockKind, Callable[[ModelConfig], Names]] = {
     "moe": _moe_names,
 }
 
+
+def describe(config: ModelConfig) -> dict[str, Any] | None:
+    """The config.json of a dense Mamba2 hybrid; None for any other model."""
+    a, m = config.attention, config.mamba
+    if m is None or config.dense is None or config.moe or config.delta or a.rope:
+        return None
+    letters = {kind: letter for letter, kind in _LETTERS.items()}
+    return {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.dense.ffn_size,
+        "num_hidden_layers": len(config.blocks),
+        "hybrid_override_pattern": "".join(letters[kind] for kind in config.blocks),
+        "num_attention_heads": a.num_heads,
+        "num_key_value_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "mamba_num_heads": m.num_heads,
+        "mamba_head_dim": m.head_dim,
+        "ssm_state_size": m.state_size,
+        "n_groups": m.num_groups,
+        "conv_kernel": m.conv_kernel,
+        "use_conv_bias": m.conv_bias,
+        "use_bias": m.proj_bias,
+        "mlp_hidden_act": "relu2",
+        "mlp_bias": config.dense.bias,
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "max_position_embeddings": config.max_positions,
+        "num_nextn_predict_layers": 1 if config.has_mtp else 0,
+        "mtp_hybrid_override_pattern": "".join(letters[kind] for kind in config.mtp_pattern),
+        "eos_token_id": list(config.eos_ids),
+        "dtype": "bfloat16",
+    }
+
+
 FAMILY = Family(
     name="nemotron_h",
     architectures=("NemotronHForCausalLM",),
     model_types=("nemotron_h",),
     parse_config=parse_config,
     table=table,
+    describe=describe,
 )

@@ -39,6 +39,8 @@ class Family:
     model_types: tuple[str, ...]
     parse_config: ParseConfig
     table: Callable[[ModelConfig, Collection[str]], list[Entry]]
+    # The inverse of ``parse_config``, for families that models are exported to; None for a model that is not theirs.
+    describe: Callable[[ModelConfig], dict[str, Any] | None] | None = None
     skips: tuple[Skip, ...] = ()
 
 

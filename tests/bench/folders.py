@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from checkpoints_convert.export import export_qwen3_5
+from checkpoints_convert.export import export_hf
 from tests.tiny import CONFIGS, tiny_model
 from wmtp_jax.model import Model
 
@@ -32,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 def write_folder(folder: Path) -> Path:
     """The same model on disk, its weights rounded to bfloat16."""
-    export_qwen3_5(CONFIGS[NAME], tiny().decoder, folder, metadata={})
+    export_hf(CONFIGS[NAME], tiny().decoder, folder, metadata={})
     tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from checkpoints_convert import load_hf
-from checkpoints_convert.export import export_qwen3_5
-from wmtp_jax.config import AttentionConfig, DeltaConfig, DenseConfig, ModelConfig, RopeConfig
+from checkpoints_convert.export import export_hf
+from wmtp_jax.config import (
+    AttentionConfig,
+    DeltaConfig,
+    DenseConfig,
+    MambaConfig,
+    ModelConfig,
+    RopeConfig,
+    Segment,
+)
 from wmtp_jax.decode.drafter import MTPDrafter, draft_run
 from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import SamplingParams, batch_sampling
@@ -52,15 +60,18 @@ SETTINGS = TrainConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    made = abstract(CONFIG)
-    noise = np.random.default_rng(5)
-    drawn = {
+def drawn(config: ModelConfig) -> Decoder:
+    made, noise = abstract(config), np.random.default_rng(5)
+    values = {
         name: jnp.asarray(noise.standard_normal(value.shape) * (value.shape[-2] ** -0.5 if "kernel" in name else 0.3))
         for name, value in named_parameters(made).items()
     }
-    return with_parameters(made, drawn)
+    return with_parameters(made, values)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return drawn(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -147,19 +158,40 @@ def test_a_malformed_training_section_is_refused_by_name(section, message):
         train_config(section, "mine.toml")
 
 
-def test_an_exported_model_loads_back_with_the_same_numbers(model, tmp_path):
-    export_qwen3_5(CONFIG, model, tmp_path, metadata={"seed": "5"})
+# Three segments, and every bias that a dense Mamba2 model can have.
+MAMBA = ModelConfig(
+    vocab_size=61,
+    hidden_size=24,
+    pattern=("mamba", "dense"),
+    num_periods=3,
+    more_segments=(
+        Segment(pattern=("attention",), num_periods=1),
+        Segment(pattern=("mamba", "dense"), num_periods=4),
+    ),
+    attention=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=12, rope=None),
+    mamba=MambaConfig(num_heads=6, head_dim=5, state_size=7, num_groups=3, proj_bias=True),
+    dense=DenseConfig(ffn_size=20, bias=True, activation="relu2"),
+    norm_eps=1e-5,
+    mtp_pattern=("attention", "dense"),
+    eos_ids=(0, 3),
+)
+
+
+@pytest.mark.parametrize("described", [CONFIG, MAMBA], ids=["delta", "mamba"])
+def test_an_exported_model_loads_back_with_the_same_numbers(described, tmp_path):
+    model = drawn(described)
+    export_hf(described, model, tmp_path, metadata={"seed": "5"})
     config, loaded = load_hf(tmp_path, dtype=jnp.float32)
-    assert config == CONFIG
+    assert config == described
     for name, value in named_parameters(model).items():
-        exact = name.endswith(("A_log", "dt_bias"))
+        exact = name.endswith(("A_log", "dt_bias", ".D"))
         stored = np.asarray(value) if exact else np.asarray(value.astype(jnp.bfloat16), np.float32)
         np.testing.assert_array_equal(stored, named_parameters(loaded)[name], err_msg=name)
 
 
 def test_a_model_the_format_cannot_hold_is_not_exported(model, tmp_path):
-    with pytest.raises(UserError, match="only dense"):
-        export_qwen3_5(replace(CONFIG, attention=replace(CONFIG.attention, rope=None)), model, tmp_path, metadata={})
+    with pytest.raises(UserError, match=r"no config\.json of dense .* can describe this one"):
+        export_hf(replace(CONFIG, attention=replace(CONFIG.attention, rope=None)), model, tmp_path, metadata={})
 
 
 def test_a_garbage_archive_is_named(tmp_path):

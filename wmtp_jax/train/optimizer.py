@@ -33,7 +33,7 @@ def make_optimizer(learning_rate: optax.Schedule, weight_decay: float) -> optax.
 
 
 def _is_matrix(name: str) -> bool:
-    return name.endswith(".kernel") or name.endswith(("gate_up_proj", "down_proj"))
+    return name.endswith(".kernel") or name.endswith(("up_proj", "down_proj"))
 
 
 def _matrices(parameters: dict[str, Array]) -> dict[str, bool]:

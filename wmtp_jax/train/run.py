@@ -22,7 +22,7 @@ def run(
     report: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Trains ``preset`` in ``out`` (resuming what is there) and writes ``out/model``. Returns the last held-out row."""
-    from checkpoints_convert.export import export_qwen3_5
+    from checkpoints_convert.export import export_hf
 
     description = read_preset(preset)
     config, settings = model_config(description, preset), train_config(description, preset)
@@ -44,7 +44,7 @@ def run(
     model = train(config, settings, train_tokens, held_out, bytes_per_token, out, keep)
     folder = out / "model"
     metadata = {"preset": preset, "steps": str(settings.steps), "seed": str(settings.seed)}
-    export_qwen3_5(config, model, folder, metadata=metadata)
+    export_hf(config, model, folder, metadata=metadata)
     shutil.copy(data / "tokenizer.json", folder / "tokenizer.json")
     return {"model": str(folder), "steps": settings.steps, **last}
 
