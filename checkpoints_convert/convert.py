@@ -12,9 +12,9 @@ import orbax.checkpoint.experimental.v1 as ocp
 from checkpoints_convert.atomic import atomic_folder
 from checkpoints_convert.hub import local_folder
 from checkpoints_convert.plan import Plan, make_plan
-from checkpoints_convert.tensor_files import TensorFolder
 from checkpoints_convert.tokenizer_files import copy_companions
 from checkpoints_convert.values import ValueReader
+from checkpoints_convert.weight_folder import WeightFolder
 from wmtp_jax.checkpoint import (
     INDEX_NAME,
     MODEL_NAME,
@@ -69,7 +69,7 @@ def convert(
     folder, out = local_folder(source), Path(out).absolute()
     _keep_apart(folder, out)
     dtype = _convertible(dtype)
-    with TensorFolder(folder) as files:
+    with WeightFolder(folder) as files:
         plan = make_plan(files, dtype, no_mtp=no_mtp)
         plan.raise_problems(folder)
         values = ValueReader(files, plan)

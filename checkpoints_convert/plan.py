@@ -1,7 +1,8 @@
 """Matches a folder's tensors with a model's parameters, strictly, before any value is read."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import jax.numpy as jnp
 
 from checkpoints_convert.families import find_family
 from checkpoints_convert.families.table import MTP_PREFIX, Entry, Family, Skip, head_name
-from checkpoints_convert.tensor_files import DTYPES, TensorFolder, TensorInfo, read_json
+from checkpoints_convert.quantized import ACTIVATION_SCALES
+from checkpoints_convert.tensor_files import TensorInfo, read_json
 from checkpoints_convert.tokenizer_files import eos_ids
+from checkpoints_convert.weight_folder import WeightFolder
 from wmtp_jax.checkpoint import parameter_shapes
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
@@ -52,7 +55,7 @@ def shown_problems(problems: Sequence[str]) -> list[str]:
     return [*problems[:SHOWN_PROBLEMS], *([f"... and {hidden} more"] if hidden > 0 else [])]
 
 
-def make_plan(files: TensorFolder, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:
+def make_plan(files: WeightFolder, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:
     """Reads config.json and compares what it promises with the tensors' names, shapes and dtypes.
 
     Raises UserError for a config that cannot be read or built; mismatches are collected in ``problems``.
@@ -72,9 +75,10 @@ def make_plan(files: TensorFolder, dtype: jnp.dtype, *, no_mtp: bool = False) ->
     entries = family.table(config, stored)
     used = {source for entry in entries for source in entry.sources}
     skipped, unknown = _sort_unused(family, config, stored, used, no_mtp=no_mtp)
+    skipped |= _skipped_companions(files, skipped)
     shapes = parameter_shapes(config, dtype)
     problems += _unfilled(entries, shapes)
-    problems += _mismatches(entries, shapes, stored)
+    problems += _mismatches(entries, shapes, files)
     problems += [f"unknown tensor {name} {list(stored[name].shape)}" for name in unknown]
     tied = next((name for name, reason in skipped.items() if reason == _TIED_REASON), None)
     return Plan(
@@ -90,6 +94,8 @@ def make_plan(files: TensorFolder, dtype: jnp.dtype, *, no_mtp: bool = False) ->
 
 
 _TIED_REASON = "tied output head, equal to the embedding"
+_ACTIVATION_REASON = "activation scale; only weights are read"
+_CACHE_SCALES = Skip(re.compile(r"\.[kv]_scale$"), "scale of cached keys or values; only weights are read")
 
 
 def _sort_unused(
@@ -98,7 +104,7 @@ def _sort_unused(
     skipped: dict[str, str] = {}
     unknown: list[str] = []
     for name in sorted(stored.keys() - used):
-        reason = _skip_reason(family.skips, name)
+        reason = _skip_reason((*family.skips, _CACHE_SCALES), name)
         if reason is None and no_mtp and name.startswith(MTP_PREFIX):
             reason = "draft head, left out by --no-mtp"
         if reason is None and config.tie_embeddings and name == head_name(stored):
@@ -108,6 +114,15 @@ def _sort_unused(
         else:
             skipped[name] = reason
     return skipped, unknown
+
+
+def _skipped_companions(files: WeightFolder, skipped: dict[str, str]) -> dict[str, str]:
+    """What goes with a weight that is left out, and of the others what is no part of the weight's values."""
+    reasons = {
+        name: skipped.get(weight) or (_ACTIVATION_REASON if name.endswith(ACTIVATION_SCALES) else None)
+        for name, weight in files.companions.items()
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _skip_reason(skips: tuple[Skip, ...], name: str) -> str | None:
@@ -123,9 +138,7 @@ def _unfilled(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct]) -> 
     return problems + [f"no parameter is called {name}" for name in sorted(set(names) - shapes.keys())]
 
 
-def _mismatches(
-    entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], stored: dict[str, TensorInfo]
-) -> list[str]:
+def _mismatches(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], files: WeightFolder) -> list[str]:
     missing, wrong = [], []
     seen: set[str] = set()
     for entry in entries:
@@ -136,16 +149,11 @@ def _mismatches(
             if name in seen:
                 continue
             seen.add(name)
-            info = stored.get(name)
+            info, quantized = files.tensors.get(name), files.quantized.get(name)
             if info is None:
                 missing.append(f"missing tensor {name} {list(shape)}")
-            else:
-                wrong += _misfit(name, info, shape)
+            elif quantized is not None and quantized.faults:
+                wrong += quantized.faults
+            elif info.shape != shape:
+                wrong.append(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from config.json")
     return missing + wrong
-
-
-def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> Iterator[str]:
-    if info.shape != shape:
-        yield f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from config.json"
-    if info.dtype not in DTYPES:
-        yield f"tensor {name} has dtype {info.dtype}; only {', '.join(DTYPES)} convert"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from checkpoints_convert.hub import local_folder
 from checkpoints_convert.plan import make_plan
-from checkpoints_convert.tensor_files import DTYPES, TensorFolder
+from checkpoints_convert.tensor_files import DTYPES
+from checkpoints_convert.weight_folder import WeightFolder
 from wmtp_jax.checkpoint import MODEL_NAME, parameter_shapes, read_index, read_model_config
 from wmtp_jax.config import BlockKind, ModelConfig
 from wmtp_jax.plan.sizes import sizes_of_config
@@ -35,12 +36,14 @@ def _inspect_converted(folder: Path) -> dict[str, Any]:
     config, stored = read_model_config(folder), read_index(folder)
     shapes = {name: jax.ShapeDtypeStruct(p.shape, jnp.dtype(p.dtype)) for name, p in stored.items()}
     expected = parameter_shapes(config, jnp.dtype(jnp.bfloat16))
+    spelled = {dtype: name for name, dtype in DTYPES.items()}
     problems = [f"missing parameter {name}" for name in sorted(expected.keys() - shapes.keys())]
     problems += [f"unknown parameter {name}" for name in sorted(shapes.keys() - expected.keys())]
     return {
         "path": str(folder),
         "format": "converted",
         "family": None,
+        "stored_values": _stored_values((spelled.get(s.dtype, str(s.dtype)), s.shape) for s in shapes.values()),
         **_describe(config, shapes),
         "skipped": {},
         "problems": problems,
@@ -48,20 +51,27 @@ def _inspect_converted(folder: Path) -> dict[str, Any]:
 
 
 def _inspect_hugging_face(folder: Path) -> dict[str, Any]:
-    with TensorFolder(folder) as files:
-        dtypes = Counter[str]()
-        for info in files.tensors.values():
-            dtypes[info.dtype] += math.prod(info.shape)
-        dtype = DTYPES.get(dtypes.most_common(1)[0][0] if dtypes else "", jnp.dtype(jnp.bfloat16))
+    with WeightFolder(folder) as files:
+        values = _stored_values((info.dtype, info.shape) for info in files.tensors.values())
+        dtype = DTYPES.get(next(iter(values), ""), jnp.dtype(jnp.bfloat16))
         plan = make_plan(files, jnp.dtype(dtype))
     return {
         "path": str(folder),
         "format": "huggingface",
         "family": plan.family.name,
+        "stored_values": values,
         **_describe(plan.config, plan.shapes),
         "skipped": plan.skipped,
         "problems": list(plan.problems),
     }
+
+
+def _stored_values(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, int]:
+    """How many values are stored in each format, most first; those of quantized weights count, their scales do not."""
+    values = Counter[str]()
+    for stored_as, shape in tensors:
+        values[stored_as] += math.prod(shape)
+    return dict(values.most_common())
 
 
 def _describe(config: ModelConfig, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,8 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
+# Read as they are, to be decoded.
+CODES: dict[str, np.dtype] = {"U8": np.dtype(np.uint8), "F8_E4M3": np.dtype(np.uint8)}
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -53,7 +55,7 @@ class TensorFolder:
             _check_shard(path, found, expected)
             self.tensors.update(found)
 
-    def __enter__(self) -> "TensorFolder":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -63,8 +65,10 @@ class TensorFolder:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows ``start`` to ``stop`` along the first axis, in the stored dtype (one of ``DTYPES``)."""
-        info = self.tensors[name]
-        dtype = DTYPES[info.dtype]
+        return self._read_rows(name, self.tensors[name], start, stop)
+
+    def _read_rows(self, name: str, info: TensorInfo, start: int, stop: int | None) -> np.ndarray:
+        dtype = DTYPES.get(info.dtype) or CODES[info.dtype]
         if not info.shape:
             start, stop, shape = 0, 1, ()
         else:

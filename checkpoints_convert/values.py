@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints_convert.families.table import Entry
 from checkpoints_convert.plan import Plan, raise_all
-from checkpoints_convert.tensor_files import TensorFolder
+from checkpoints_convert.weight_folder import WeightFolder
 
 PIECE_BYTES = 64 * 2**20
 
@@ -25,7 +25,7 @@ class Values(NamedTuple):
 class ValueReader:
     """Streams parameters of a plan; remembers which held NaN or infinite values, to report them together."""
 
-    def __init__(self, files: TensorFolder, plan: Plan):
+    def __init__(self, files: WeightFolder, plan: Plan):
         self.files = files
         self.plan = plan
         self._not_finite: list[str] = []
@@ -39,7 +39,15 @@ class ValueReader:
             finite = finite and is_finite(values)
             yield Values(axis, start, stop, values)
         if not finite:
-            self._not_finite.append(f"{', '.join(entry.sources[:2])} (for {parameter}) holds NaN or infinite values")
+            self._not_finite += self._damage(entry)
+
+    def _damage(self, entry: Entry) -> Iterator[str]:
+        """One line for each damaged scale, which makes the values that it scales look damaged; else one for them."""
+        scales: dict[str, str] = {}
+        for source in entry.sources:
+            scales |= self.files.damaged_scales.get(source, {})
+        for name, damage in (scales or {", ".join(entry.sources[:2]): "holds NaN or infinite values"}).items():
+            yield f"{name} (for {entry.parameter}) {damage}"
 
     def check_tied_head(self) -> None:
         """Raises UserError where a tied output head is stored and differs from the embedding."""

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from checkpoints_convert.quantization_config import read_quantization
 from wmtp_jax.config import AttentionConfig, ConfigError, RopeConfig, RopeScaling
 
 _REQUIRED: Any = object()
@@ -73,14 +74,7 @@ class Fields:
 
 def refuse_unsupported(fields: Fields) -> None:
     """Names what a config asks for that no model here computes."""
-    for level in (fields.top, fields.text):
-        quantization = level.get("quantization_config") or level.get("compression_config")
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise ConfigError(
-                f"config.json: quantization_config (quant_method={method!r}) is not supported; "
-                "convert the bfloat16 release"
-            )
+    read_quantization(fields.top)
     activation = fields.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError(f"config.json: hidden_act={activation!r} is not supported; only 'silu' is")

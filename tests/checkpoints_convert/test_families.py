@@ -226,7 +226,7 @@ def test_an_unused_window_is_no_obstacle():
 @pytest.mark.parametrize(
     ("kind", "changes", "named"),
     [
-        ("dense", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("dense", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ("moe", {"quantization_config": {"quant_method": "nvfp4"}}, "nvfp4"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window"),
         ("llama", {"sliding_window": 4096}, "sliding_window=4096"),

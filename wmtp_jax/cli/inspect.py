@@ -39,6 +39,7 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
         "layers": f"{summary['layers']['total']}: {layers}",
         "draft head": "yes" if summary["has_mtp"] else "no",
         "parameters": f"{sizes['total']:,} ({size_bytes['total'] / 1e9:.3f} GB in {summary['dtype']})",
+        "  stored as": ", ".join(f"{count:,} {name}" for name, count in summary["stored_values"].items()),
         "  embeddings": f"{sizes['embeddings']:,} ({size_bytes['embeddings'] / 1e9:.3f} GB)",
         "  draft head": f"{sizes['draft_head']:,} ({size_bytes['draft_head'] / 1e9:.3f} GB)",
         "cache a token": f"{cache['target']} B target, {cache['draft']} B draft ({cache['draft_share']:.1%} of both)",
