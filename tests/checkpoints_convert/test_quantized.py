@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -18,9 +19,11 @@ from checkpoints_convert import load_hf
 from checkpoints_convert.convert import convert
 from checkpoints_convert.quantization_config import METHODS, read_quantization
 from checkpoints_convert.summary import inspect
+from checkpoints_convert.synthetic import stored_shapes
 from checkpoints_convert.tensor_files import TensorFolder
 from checkpoints_convert.weight_folder import WeightFolder
 from tests.checkpoints_convert.folders import (
+    CONFIGS,
     Tensors,
     assert_same_model,
     config_of,
@@ -130,11 +133,13 @@ CONFIG = config_of("moe", **WIDTHS)
 ONE_BY_ONE = per_expert_names()
 
 
-def quantized_pair(maker: Callable[[str], Maker | None], names: frozenset[str]) -> tuple[Tensors, Tensors]:
+def quantized_pair(
+    maker: Callable[[str], Maker | None], names: frozenset[str], config: dict[str, Any] = CONFIG
+) -> tuple[Tensors, Tensors]:
     """The model's tensors with those that ``maker`` names quantized, and with their values in float32 instead."""
-    quantized = random_tensors(CONFIG, names)
+    quantized = random_tensors(config, names)
     plain, rng = dict(quantized), np.random.default_rng(1)
-    for name, tensor in random_tensors(CONFIG, names).items():
+    for name, tensor in random_tensors(config, names).items():
         make = maker(name)
         if make is not None:
             tensors, plain[name] = make(rng, name, tensor.shape)
@@ -162,6 +167,18 @@ def test_a_quantized_folder_converts_to_the_model_of_its_values(tmp_path, monkey
     convert(write(tmp_path / "quantized", config, quantized, shards=2), tmp_path / "out", dtype=dtype)
     _, expected = load_hf(write(tmp_path / "plain", CONFIG, plain), dtype=dtype)
     assert_same_model(load_checkpoint(tmp_path / "out", dtype=dtype)[1], expected)
+
+
+@pytest.mark.parametrize("kind", ["next", "llama"])
+def test_other_families_convert_from_quantized_folders_too(tmp_path, kind):
+    """Every matrix in blocks, the embedding and Qwen3-Next's fused projections among them."""
+    config = {**CONFIGS[kind], "quantization_config": SMALL_BLOCKS}
+    shapes = stored_shapes(config, ONE_BY_ONE)
+    quantized, plain = quantized_pair(
+        lambda name: fp8_small_blocks if len(shapes[name]) == 2 else None, ONE_BY_ONE, config
+    )
+    a = load_hf(write(tmp_path / "quantized", config, quantized), dtype=jnp.float32)[1]
+    assert_same_model(a, load_hf(write(tmp_path / "plain", CONFIGS[kind], plain), dtype=jnp.float32)[1])
 
 
 def mixed(name: str) -> Maker | None:
