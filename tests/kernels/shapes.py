@@ -125,3 +125,9 @@ GPU_DELTAS = {
     "longest verified run": Delta(1, 9, 2, 256, 64),
     "batch of copies and one more": Delta(1, 33, 1, 64, 64),
 }
+
+GPU_STATE_SPACES = {
+    "one token, a group a head": StateSpace((1,), 1, 2, 2, 64, 64),
+    "two groups, empty row": StateSpace((7, 0), 7, 4, 2, 64, 128),
+    "batch of copies and one more": StateSpace((33,), 33, 2, 1, 64, 64),
+}

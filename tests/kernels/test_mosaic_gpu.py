@@ -13,6 +13,7 @@ from pallas_kernels import dispatch
 from pallas_kernels import gated_delta_rule as delta_rule_door
 from pallas_kernels import paged_attention as paged_door
 from pallas_kernels.gated_delta_rule.mosaic_gpu import gated_delta_rule
+from pallas_kernels.mamba2_ssd.mosaic_gpu import mamba2_ssd
 from pallas_kernels.mosaic_gpu.plan import MULTIPROCESSORS, make_plan
 from pallas_kernels.mosaic_gpu.registers import bfloat16_parts
 from pallas_kernels.paged_attention.mosaic_gpu import paged_attention
@@ -22,14 +23,17 @@ from tests.kernels.shapes import (
     DELTAS,
     GPU_DELTAS,
     GPU_PAGED,
+    GPU_STATE_SPACES,
     GPU_WINDOWS,
     PAGED,
     WINDOWS,
     Attention,
     Delta,
+    StateSpace,
     Window,
 )
 from tests.kernels.test_gated_delta_rule import delta_case, on_device, oracle
+from tests.kernels.test_mamba2_ssd import assert_follows, ssd_case
 from tests.kernels.test_paged_attention import QUANTIZED, expected, paged_case, quantized
 from tests.kernels.test_sink_window_attention import ring_case
 
@@ -167,6 +171,15 @@ def test_repetitive_text_keeps_its_digits():
     np.testing.assert_allclose(state, states[:, -1], atol=2e-5 * np.abs(states).max())
 
 
+@interpreted
+@pytest.mark.parametrize("name", GPU_STATE_SPACES)
+def test_state_space_duality_is_followed_token_for_token(name):
+    case = GPU_STATE_SPACES[name]
+    inputs = ssd_case(case, seed=len(name))
+    out, state = running(mamba2_ssd)(*on_device(inputs))
+    assert_follows(case, inputs, out, state)
+
+
 def test_three_bfloat16_parts_are_the_number():
     x = jnp.asarray([1 / 3, -1e-20, 1e4 / 7, 2.0**-120, 0.0, np.nextafter(np.float32(2), 0)], jnp.float32)
     parts = jax.jit(bfloat16_parts)(x)
@@ -200,6 +213,13 @@ def delta_shapes(case: Delta):
     return [keys, keys, values, single(*run), single(*run), single(case.rows, case.heads, case.key_dim, case.value_dim)]
 
 
+def ssd_shapes(case: StateSpace):
+    run, single = (len(case.valid), case.tokens), partial(shape, dtype=jnp.float32)
+    read = single(*run, case.groups, case.size)
+    state = single(run[0], case.heads, case.size, case.width)
+    return [single(*run, case.heads, case.width), read, read, single(*run, case.heads), state]
+
+
 VERIFY, MILLION = Attention((0,), 7, 2, 8, 256, 256), 4096
 ring = partial(sink_window_attention, sink=64)
 LOWERED = {
@@ -217,6 +237,9 @@ LOWERED = {
     ),
     "delta rule, verify": (gated_delta_rule, delta_shapes(Delta(1, 7, 32, 128, 128))),
     "delta rule, chunk": (gated_delta_rule, delta_shapes(Delta(1, 512, 32, 128, 128))),
+    "state-space duality, one token": (mamba2_ssd, ssd_shapes(StateSpace((1,), 1, 128, 8, 64, 128))),
+    "state-space duality, verify": (mamba2_ssd, ssd_shapes(StateSpace((7, 7), 7, 128, 8, 64, 128))),
+    "state-space duality, chunk": (mamba2_ssd, ssd_shapes(StateSpace((512,), 512, 128, 8, 64, 128))),
 }
 
 
@@ -257,6 +280,11 @@ REFUSED = {
     "64 slots or more and got 40": (ring, ring_shapes(Window((0,), 0, 32, 4, 4, 2, 8, 256), 1)),
     "dk of 64, 128 or 256 and got 96": (gated_delta_rule, delta_shapes(Delta(1, 7, 2, 96, 128))),
     "dv of a multiple of 64 and got 96": (gated_delta_rule, delta_shapes(Delta(1, 7, 2, 128, 96))),
+    "mamba2_ssd.* N of 64, 128 or 256 and got 16; take 'xla'": (
+        mamba2_ssd,
+        ssd_shapes(StateSpace((1,), 1, 2, 1, 64, 16)),
+    ),
+    "P of a multiple of 64 and got 48; take 'xla'": (mamba2_ssd, ssd_shapes(StateSpace((1,), 1, 2, 1, 48, 64))),
 }
 
 
