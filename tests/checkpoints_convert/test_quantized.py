@@ -169,7 +169,7 @@ def test_a_quantized_folder_converts_to_the_model_of_its_values(tmp_path, monkey
     assert_same_model(load_checkpoint(tmp_path / "out", dtype=dtype)[1], expected)
 
 
-@pytest.mark.parametrize("kind", ["next", "llama"])
+@pytest.mark.parametrize("kind", ["next", "nemotron", "llama"])
 def test_other_families_convert_from_quantized_folders_too(tmp_path, kind):
     """Every matrix in blocks, the embedding and Qwen3-Next's fused projections among them."""
     config = {**CONFIGS[kind], "quantization_config": SMALL_BLOCKS}
@@ -200,6 +200,31 @@ def test_a_mixed_folder_converts_and_reports_what_it_leaves_out(tmp_path):
     assert report.skipped == dict.fromkeys(inputs, "activation scale; only weights are read") | dict.fromkeys(
         cache, "scale of cached keys or values; only weights are read"
     )
+
+
+def test_nemotron_converts_from_the_mix_it_is_released_in(tmp_path):
+    """Experts in NVFP4, Mamba2 projections in FP8 with a scale a tensor, the rest and the draft head as they were."""
+    config = config_of("nemotron", moe_latent_size=32, moe_intermediate_size=16)
+
+    def kind(name: str) -> Maker | None:
+        if name.startswith("mtp."):
+            return None
+        return (
+            nvfp4
+            if ".experts." in name
+            else fp8_tensor
+            if name.endswith(("in_proj.weight", "out_proj.weight"))
+            else None
+        )
+
+    quantized, plain = quantized_pair(kind, frozenset(), config)
+    cached = {
+        f"backbone.layers.3.mixer.{name}.{name[0]}_scale": np.ones((), np.float32) for name in ("k_proj", "v_proj")
+    }
+    report = convert(write(tmp_path / "quantized", config, quantized | cached), tmp_path / "out", dtype=jnp.float32)
+    expected = load_hf(write(tmp_path / "plain", config, plain), dtype=jnp.float32)[1]
+    assert_same_model(load_checkpoint(tmp_path / "out", dtype=jnp.float32)[1], expected)
+    assert cached.keys() <= report.skipped.keys()
 
 
 def test_inspect_counts_values_and_names_their_formats(tmp_path):
