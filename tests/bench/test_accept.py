@@ -19,6 +19,7 @@ from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
+from wmtp_jax.models.parameters import pack
 
 OPTIONS = AcceptOptions(
     windows=(5, 0), sinks=(2,), contexts=(9, 40), new_tokens=23, prompts=3, rows=2, temperature=0.9, seed=2**32 - 2
@@ -43,9 +44,9 @@ def accepted_in_a_row_alone(prompt: list[int], seed: int, drafter: MTPDrafter, n
         decoder, drafter, [prompt], [new_tokens + 50], page_size=256, dtype=jnp.float32, penalized=False
     )
     state = prefill(decoder, drafter, state, [prompt], sampling, stops, chunk=256)
-    accepted, emitted = [], 1
+    packed, accepted, emitted = pack(decoder), [], 1
     while emitted < new_tokens:
-        state, out = decode(decoder, drafter, state, sampling, stops, 1)
+        state, out = decode(packed, drafter, state, sampling, stops, 1)
         accepted.append(int(np.argmax(out.accepted)))
         emitted += int(out.count[0])
     return accepted

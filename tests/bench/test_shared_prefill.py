@@ -12,6 +12,7 @@ from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.models.parameters import pack
 
 PROMPTS = [[3, 17, 40, 8, 25, 11, 0, 30, 29], [22, 5, 41, 13]]
 SAMPLING = batch_sampling([SamplingParams()] * 2)
@@ -35,5 +36,5 @@ def test_a_state_read_together_is_the_state_read_alone_and_outlives_its_use() ->
         for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
         if drafter == DRAFTERS[1]:
-            decode(tiny().decoder, drafter, together, SAMPLING, STOPS, 1)
+            decode(pack(tiny().decoder), drafter, together, SAMPLING, STOPS, 1)
             assert together.cache.keys.is_deleted()

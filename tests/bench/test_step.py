@@ -20,6 +20,7 @@ from wmtp_jax.decode.drafter import MTPDrafter, draft_run
 from wmtp_jax.decode.loop import verify
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.models.parameters import pack
 from wmtp_jax.presets import model_config, read_preset
 
 PRESET = str(Path(__file__).parent / "preset.toml")
@@ -98,10 +99,11 @@ def test_a_phase_repeated_computes_anew_each_time(model, phase):
     """Twice is once and once again, and not the first time over."""
     drafter = MTPDrafter(gamma=2, window=30, sink=3)
     once, again, twice = (rows_state(model, drafter) for _ in range(3))
-    once = run_phase(phase, model, drafter, once, SAMPLING, jnp.int32(1))
+    packed = pack(model)
+    once = run_phase(phase, packed, drafter, once, SAMPLING, jnp.int32(1))
     kept = [np.asarray(x) for x in jax.tree.leaves(once)]
-    after = run_phase(phase, model, drafter, once, SAMPLING, jnp.int32(1))
-    twice = run_phase(phase, model, drafter, twice, SAMPLING, jnp.int32(2))
+    after = run_phase(phase, packed, drafter, once, SAMPLING, jnp.int32(1))
+    twice = run_phase(phase, packed, drafter, twice, SAMPLING, jnp.int32(2))
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(twice), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     start = [np.asarray(x) for x in jax.tree.leaves(again)]
@@ -115,16 +117,16 @@ def rows_state(model, drafter):
 
 def test_phases_do_what_a_step_does(model):
     drafter = MTPDrafter(gamma=2, window=30, sink=3)
-    state = rows_state(model, drafter)
+    state, packed = rows_state(model, drafter), pack(model)
     tokens, _, ring = jax.jit(lambda m, s: draft_run(m, s, 2, SAMPLING))(model, state)
-    extended = run_phase("draft_extend", model, drafter, rows_state(model, drafter), SAMPLING, jnp.int32(1))
+    extended = run_phase("draft_extend", packed, drafter, rows_state(model, drafter), SAMPLING, jnp.int32(1))
     extended = replace(extended, committed=replace(extended.committed, tokens=state.committed.tokens))
-    drafted = run_phase("draft_decode", model, drafter, extended, SAMPLING, jnp.int32(1))
+    drafted = run_phase("draft_decode", packed, drafter, extended, SAMPLING, jnp.int32(1))
     np.testing.assert_array_equal(drafted.pending, tokens[:, -1])
     np.testing.assert_allclose(drafted.draft.keys, ring.keys, atol=1e-6)
     drafts = (state.pending[:, None] + 1 + jnp.arange(2)) % CONFIG.vocab_size
     choices = jax.jit(verify)(model, state, drafts, SAMPLING).choices
-    verified = run_phase("verify", model, drafter, rows_state(model, drafter), SAMPLING, jnp.int32(1))
+    verified = run_phase("verify", packed, drafter, rows_state(model, drafter), SAMPLING, jnp.int32(1))
     np.testing.assert_array_equal(verified.pending, choices[:, -1])
 
 

@@ -18,6 +18,7 @@ from wmtp_jax.decode.sampling import Sampling, batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +139,10 @@ def prefilled(model: Decoder, drafter: Drafter, batch: Batch, table: np.ndarray 
 def run(model: Decoder, drafter: Drafter, batch: Batch, table: np.ndarray | None = None) -> Outcome:
     """Prefills and decodes until every row is done."""
     state = prefilled(model, drafter, batch, table)
-    texts = [[int(token)] for token in state.pending]
+    packed, texts = pack(model), [[int(token)] for token in state.pending]
     accepted = np.zeros(drafter.gamma + 1, int)
     while not bool(jnp.all(state.done)):
-        state, emitted = decode(model, drafter, state, batch.sampling, batch.stops, 1)
+        state, emitted = decode(packed, drafter, state, batch.sampling, batch.stops, 1)
         append(texts, emitted)
         accepted += np.asarray(emitted.accepted)
     return Outcome(texts, accepted, state)

@@ -15,6 +15,7 @@ from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.models.parameters import pack
 
 pytestmark = pytest.mark.slow
 ROWS, VOCAB, PROMPT = 8192, CONFIGS["counted"].vocab_size, [3, 1, 4, 1]
@@ -31,7 +32,7 @@ def texts_of_three(drafter, drafts: int | None) -> tuple[np.ndarray, np.ndarray]
     stops = jnp.full((ROWS, 1), -1)
     state = prefill(model, drafter, state, prompts, sampling, stops, chunk=4)
     first = np.asarray(state.pending)[:, None]
-    state, emitted = decode(model, drafter, state, sampling, stops, 2)
+    state, emitted = decode(pack(model), drafter, state, sampling, stops, 2)
     assert bool(jnp.all(state.done))
     return np.concatenate([first, np.asarray(emitted.tokens)[:, :2]], axis=1), np.asarray(emitted.accepted)
 

@@ -24,6 +24,7 @@ from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import abstract
+from wmtp_jax.models.parameters import pack
 
 pytestmark = pytest.mark.slow
 ROWS, CHUNK = 2, 16
@@ -37,7 +38,7 @@ def test_caches_are_updated_in_place(drafter, what):
     sampling, stops = batch_sampling([SamplingParams()] * ROWS), jnp.full((ROWS, 1), -1)
     model = abstract(CONFIGS["hybrid"])
     if what == "decode":
-        program = decode.lower(model, drafter, state, sampling, stops, 3).compile()
+        program = decode.lower(pack(model), drafter, state, sampling, stops, 3).compile()
     else:
         tokens, counts = np.zeros((ROWS, CHUNK), np.int32), np.zeros(ROWS, np.int32)
         program = prefill_module._read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile()
@@ -85,10 +86,10 @@ def test_many_calls_of_one_step_are_one_call_of_many(data, weights):
     model, batch = shape.make(weights), data.draw(batches(shape))
     expected = run(model, shape.windowed, batch)
     state = prefilled(model, shape.windowed, batch)
-    texts = [[int(token)] for token in state.pending]
+    packed, texts = pack(model), [[int(token)] for token in state.pending]
     accepted = np.zeros(shape.gamma + 1, int)
     while not bool(jnp.all(state.done)):
-        state, emitted = decode(model, shape.windowed, state, batch.sampling, batch.stops, 7)
+        state, emitted = decode(packed, shape.windowed, state, batch.sampling, batch.stops, 7)
         append(texts, emitted)
         accepted += np.asarray(emitted.accepted)
     assert texts == expected.texts
@@ -101,12 +102,12 @@ def test_a_donated_state_is_gone_and_a_new_one_knows_nothing_of_it():
     shape = SHAPES[0]
     model, batch = shape.make(3), _some_batch(shape, 3)
     first = prefilled(model, shape.windowed, batch)
-    once, emitted = decode(model, shape.windowed, first, batch.sampling, batch.stops, 1)
+    once, emitted = decode(pack(model), shape.windowed, first, batch.sampling, batch.stops, 1)
     assert first.cache.keys.is_deleted()
     assert first.draft.keys.is_deleted()
     run(model, shape.windowed, _some_batch(shape, 4))
     again = prefilled(model, shape.windowed, batch)
-    twice, emitted_again = decode(model, shape.windowed, again, batch.sampling, batch.stops, 1)
+    twice, emitted_again = decode(pack(model), shape.windowed, again, batch.sampling, batch.stops, 1)
     for one, other in zip(jax.tree.leaves((once, emitted)), jax.tree.leaves((twice, emitted_again)), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -21,6 +21,7 @@ from wmtp_jax.decode.drafter import Plain
 from wmtp_jax.decode.loop import decode, step
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import pack
 
 pytestmark = pytest.mark.slow
 seeds = st.integers(0, 2**20)
@@ -58,7 +59,7 @@ def test_after_every_step_the_state_is_that_of_a_fresh_prefill(shape, data, weig
     table = oracle_table(batch.prompts, text, shape.capacities[0])
     table = mixed_table(table, shape.vocab, np.random.default_rng(dice), right=0.75)
     state = prefilled(model, shape.steered, batch, table)
-    texts = [[int(token)] for token in state.pending]
+    packed, texts = pack(model), [[int(token)] for token in state.pending]
     rows = list(range(shape.rows))
     while True:
         again = fresh(model, batch, texts)
@@ -69,7 +70,7 @@ def test_after_every_step_the_state_is_that_of_a_fresh_prefill(shape, data, weig
         if bool(jnp.all(state.done)):
             return
         rows = [row for row in range(shape.rows) if not state.done[row]]
-        state, emitted = decode(model, shape.steered, state, batch.sampling, batch.stops, 1)
+        state, emitted = decode(packed, shape.steered, state, batch.sampling, batch.stops, 1)
         append(texts, emitted)
 
 
@@ -79,9 +80,9 @@ def test_a_step_without_drafts_goes_on_from_what_was_accepted(data, weights):
     shape = SHAPES[0]
     model, batch = shape.make(weights), data.draw(batches(shape))
     state = prefilled(model, shape.windowed, batch)
-    texts = [[int(token)] for token in state.pending]
+    packed, texts = pack(model), [[int(token)] for token in state.pending]
     for _ in range(data.draw(st.integers(0, 5))):
-        state, emitted = decode(model, shape.windowed, state, batch.sampling, batch.stops, 1)
+        state, emitted = decode(packed, shape.windowed, state, batch.sampling, batch.stops, 1)
         append(texts, emitted)
     state, choices, counts = _plain_step(model, state, batch.sampling, batch.stops)
     assert choices.shape == (shape.rows, 1)

@@ -18,6 +18,7 @@ from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import pack
 
 pytestmark = pytest.mark.slow
 seeds = st.integers(0, 2**20)
@@ -75,6 +76,7 @@ def test_drafts_from_the_ring_are_those_from_a_full_cache_with_the_same_window(d
     model, batch = shape.make(weights), data.draw(batches(shape))
     batch = replace(batch, requests=[request._replace(limit=24) for request in batch.requests])
     full = UnwrappedDrafter(gamma=shape.gamma, window=shape.window, sink=shape.sink)
+    packed = pack(model)
     ring_state, full_state = (prefilled(model, drafter, batch) for drafter in (shape.windowed, full))
     while not bool(jnp.all(ring_state.done)):
         alive = ~np.asarray(ring_state.done)
@@ -82,8 +84,8 @@ def test_drafts_from_the_ring_are_those_from_a_full_cache_with_the_same_window(d
         np.testing.assert_array_equal(ours[0][alive], theirs[0][alive])
         np.testing.assert_allclose(ours[1][alive], theirs[1][alive], atol=1e-5, rtol=1e-5)
         args = (batch.sampling, batch.stops, 1)
-        ring_state, emitted = decode(model, shape.windowed, ring_state, *args)
-        full_state, expected = decode(model, full, full_state, *args)
+        ring_state, emitted = decode(packed, shape.windowed, ring_state, *args)
+        full_state, expected = decode(packed, full, full_state, *args)
         np.testing.assert_array_equal(emitted.tokens, expected.tokens)
         np.testing.assert_array_equal(emitted.accepted, expected.accepted)
 

@@ -19,6 +19,7 @@ from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.generation.options import GenerateOptions
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import Packed, pack
 
 # Below this, reading takes no time worth a line of progress.
 _LONG_PROMPT = 2**15
@@ -45,6 +46,7 @@ def run_drafters(
     Reading every step tells how many drafts each row accepted.
     """
     shared, rows = SharedPrefill(drafters=tuple(drafters)), min(options.rows, len(prompts))
+    packed = pack(model)
     batches: list[list[Run]] = []
     for begin in range(0, len(prompts), rows):
         own = prompts[begin : begin + rows]
@@ -57,7 +59,7 @@ def run_drafters(
         )
         state = _read(model, shared, [*own, *[own[0]] * (rows - len(own))], sampling, options, note)
         runs = [
-            _decode(model, drafter, shared.state_of(drafter, state), sampling, options.new_tokens)
+            _decode(packed, drafter, shared.state_of(drafter, state), sampling, options.new_tokens)
             for drafter in drafters
         ]
         batches.append([Run(run.tokens[: len(own)], run.histograms[: len(own)], run[2]) for run in runs])
@@ -99,7 +101,7 @@ def _progress(note: Callable[[str], None]) -> Callable[[int, int], None]:
     return tell
 
 
-def _decode(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, new_tokens: int) -> Run:
+def _decode(model: Packed[Decoder], drafter: Drafter, state: DecodeState, sampling: Sampling, new_tokens: int) -> Run:
     stops = _no_stops(len(state.pending))
     tokens = [[token] for token in state.pending.tolist()]
     runs: list[list[int]] = [[1] for _ in tokens]

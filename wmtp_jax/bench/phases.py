@@ -17,6 +17,7 @@ from wmtp_jax.decode.loop import commit, verify
 from wmtp_jax.decode.sampling import Sampling
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import Packed
 
 Phase = Callable[[Decoder, Drafter, DecodeState, Sampling], DecodeState]
 
@@ -80,10 +81,11 @@ _PHASES: dict[str, Phase] = dict(
 
 @partial(jax.jit, static_argnames=("phase", "drafter"), donate_argnames="state")
 def run_phase(
-    phase: str, model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, times: Int[Array, ""]
+    phase: str, model: Packed[Decoder], drafter: Drafter, state: DecodeState, sampling: Sampling, times: Int[Array, ""]
 ) -> DecodeState:
     """One of ``DRAFT_PHASES`` or ``TARGET_PHASES``, ``times`` times.
 
     The state is donated, and comes back with its lengths unchanged.
     """
-    return jax.lax.fori_loop(0, times, lambda _, state: _PHASES[phase](model, drafter, state, sampling), state)
+    target = model.unpack()
+    return jax.lax.fori_loop(0, times, lambda _, state: _PHASES[phase](target, drafter, state, sampling), state)

@@ -20,7 +20,7 @@ from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.parameters import pack
+from wmtp_jax.models.parameters import Packed, pack
 from wmtp_jax.plan.roofline import Work
 from wmtp_jax.plan.units import show_tokens
 
@@ -117,10 +117,10 @@ def _measure_group(
     longest = contexts[-1]
     note(f"up to {show_tokens(longest)}: filling {_needed_bytes(model, options, longest) / 1e9:.2f} GB")
     rows = SyntheticRows(model, drafters, longest + _spare(options), options.rows, jnp.dtype(options.cached))
-    sampling = batch_sampling([SamplingParams()] * options.rows)
+    packed, sampling = pack(model), batch_sampling([SamplingParams()] * options.rows)
     for context in contexts:
         note(f"{show_tokens(context)}: warming up")
-        calls = {mode: _calls(model, sampling, options, mode, rows, context) for mode in options.modes}
+        calls = {mode: _calls(packed, sampling, options, mode, rows, context) for mode in options.modes}
         spreads = {mode: {name: Spread() for name in calls[mode]} for mode in options.modes}
         for index in range(options.repeats):
             note(f"{show_tokens(context)}: round {index + 1} of {options.repeats}")
@@ -139,17 +139,16 @@ def _drafter(mode: str, options: StepOptions) -> Drafter:
 
 
 def _calls(
-    model: Decoder, sampling: Sampling, options: StepOptions, mode: str, rows: SyntheticRows, context: int
+    model: Packed[Decoder], sampling: Sampling, options: StepOptions, mode: str, rows: SyntheticRows, context: int
 ) -> dict[str, tuple[Call, int]]:
     """What to time, warmed up, each with how many steps or repetitions one call is."""
     stops = jnp.full((options.rows, 1), -1, jnp.int32)
-    packed = pack(model)
 
     def step(drafter: Drafter, state: DecodeState) -> DecodeState:
-        return decode(packed, drafter, state, sampling, stops, options.steps)[0]
+        return decode(model, drafter, state, sampling, stops, options.steps)[0]
 
     def host(drafter: Drafter, state: DecodeState) -> DecodeState:
-        return decode(packed, drafter, replace(state, done=~state.done), sampling, stops, options.steps)[0]
+        return decode(model, drafter, replace(state, done=~state.done), sampling, stops, options.steps)[0]
 
     def repeated(phase: str, times: int) -> Call:
         def call(drafter: Drafter, state: DecodeState) -> DecodeState:

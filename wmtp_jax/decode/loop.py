@@ -109,7 +109,7 @@ def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " 
 
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
 def decode(
-    model: Decoder | Packed[Decoder],
+    model: Packed[Decoder],
     drafter: Drafter,
     state: DecodeState,
     sampling: Sampling,
@@ -117,7 +117,7 @@ def decode(
     steps: int,
 ) -> tuple[DecodeState, Emitted]:
     """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place."""
-    target = model.unpack() if isinstance(model, Packed) else model
+    target = model.unpack()
     rows, run = state.pending.shape[0], drafter.gamma + 1
 
     def running(carry) -> Array:
