@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.paged_attention import paged_attention
 from wmtp_jax.decode.drafter import Drafter, draft_decode, draft_extend
 from wmtp_jax.decode.loop import commit, verify
 from wmtp_jax.decode.sampling import Sampling
@@ -51,24 +50,11 @@ def _commit(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Samp
 
 def _attention(model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling) -> DecodeState:
     """The target's attention alone: every layer over the whole context, without projections."""
-    cache, a = state.cache, model.config.attention
+    a = model.config.attention
     shape = (state.pending.shape[0], drafter.gamma + 1, a.num_heads, a.head_dim)
     q = jnp.broadcast_to(state.pending[:, None, None, None] % 7 + 1.0, shape).astype(model.embedding.dtype)
-
-    def layer(index, q):
-        table = cache.table + index * cache.pages
-        return paged_attention(
-            q,
-            cache.keys,
-            cache.values,
-            table,
-            state.length,
-            k_scales=cache.key_scales,
-            v_scales=cache.value_scales,
-            implementation=cache.kernels,
-        )
-
-    q = jax.lax.fori_loop(0, model.config.count("attention"), layer, q)
+    layers = model.config.count("attention")
+    q = jax.lax.fori_loop(0, layers, lambda layer, q: state.cache.read(layer, q, state.length), q)
     return replace(state, pending=state.pending + (q[:, 0, 0, 0] > 0))
 
 

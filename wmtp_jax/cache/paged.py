@@ -54,17 +54,23 @@ class PagedCache:
         at = (page[..., None], heads, (positions % self.page_size)[..., None])
         keys, key_scales = _store(self.keys, self.key_scales, at, k)
         values, value_scales = _store(self.values, self.value_scales, at, v)
-        out = paged_attention(
+        stored = replace(self, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
+        return stored.read(layer, q, lengths), stored
+
+    def read(
+        self, layer: Int[Array, ""], q: Float[Array, "B T H D"], lengths: Int[Array, " B"]
+    ) -> Float[Array, "B T H D"]:
+        """Attention of the T positions after ``lengths``, whose keys are already stored, over all up to themselves."""
+        return paged_attention(
             q,
-            keys,
-            values,
-            table,
+            self.keys,
+            self.values,
+            self.table + layer * self.pages,
             lengths,
-            k_scales=key_scales,
-            v_scales=value_scales,
+            k_scales=self.key_scales,
+            v_scales=self.value_scales,
             implementation=self.kernels,
         )
-        return out, replace(self, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
 
 
 def _store(pages: Array, scales: Array | None, at: tuple, new: Float[Array, "B T K D"]) -> tuple[Array, Array | None]:
