@@ -13,6 +13,7 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
+from wmtp_jax.cache.ring_shape import RingShape
 
 ROWS, HEADS, KV_HEADS, SIZE = 3, 4, 2, 6
 STEPS = 150
@@ -76,7 +77,7 @@ def worst_error(window: int, sink: int, gamma: int, spare: int, starts: tuple[in
         run[t, :, b, : counts[t, b]] = entries[b, lengths[t, b] - counts[t, b] : lengths[t, b]].swapaxes(0, 1)
     drafted = rng.standard_normal((STEPS, gamma, 2, ROWS, 1, KV_HEADS, SIZE))
     q = 2.0 * rng.standard_normal((STEPS, gamma, ROWS, 1, HEADS, SIZE))
-    ring = allocate_ring(ROWS, KV_HEADS, SIZE, window=window, sink=sink, spare=spare, dtype=jnp.float32)
+    ring = allocate_ring(ROWS, KV_HEADS, SIZE, RingShape(window, sink, spare), jnp.float32)
     prompt = entries[:, : 4 * (window + sink) + 9].transpose(2, 0, 1, 3, 4)
     steps = Steps(*(x.astype(np.float32 if x.dtype == float else np.int32) for x in (run, counts, lengths, drafted, q)))
     got = np.asarray(attend_through_ring(ring, np.float32(prompt), np.array(starts, np.int32), steps))

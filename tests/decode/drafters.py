@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 
 from pallas_kernels.sink_window_attention import ring_slot
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
+from wmtp_jax.cache.ring_shape import RingShape
 from wmtp_jax.decode.drafter import MTPDrafter
 from wmtp_jax.decode.sampling import Sampling
 from wmtp_jax.decode.state import DecodeState
@@ -48,10 +49,8 @@ class UnwrappedDrafter(MTPDrafter):
 
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> DraftRing:
         a = model.config.attention
-        window = min(self.window, capacity)
-        return allocate_ring(
-            rows, a.num_kv_heads, a.head_dim, window=window, sink=self.sink, spare=capacity, dtype=dtype
-        )
+        shape = RingShape(window=min(self.window, capacity), sink=self.sink, spare=capacity)
+        return allocate_ring(rows, a.num_kv_heads, a.head_dim, shape, dtype)
 
 
 @jax.tree_util.register_dataclass

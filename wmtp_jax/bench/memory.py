@@ -12,8 +12,8 @@ from wmtp_jax.bench.options import MemoryOptions
 from wmtp_jax.bench.synthetic import fill
 from wmtp_jax.cache.paged import allocate, default_page_size
 from wmtp_jax.cache.ring import allocate_ring
+from wmtp_jax.cache.ring_shape import ring_shape
 from wmtp_jax.config import ModelConfig
-from wmtp_jax.decode.drafter import ring_shape
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import abstract
 from wmtp_jax.plan.units import show_bytes, show_tokens
@@ -65,7 +65,7 @@ def _admit(
         capacity = cache.table.shape[1] * page
         a = config.attention
         shape = ring_shape(window, sink, options.gamma, capacity)
-        draft = allocate_ring(1, a.num_kv_heads, a.head_dim, dtype=dtype, **shape)
+        draft = allocate_ring(1, a.num_kv_heads, a.head_dim, shape, dtype)
         states = jax.eval_shape(lambda: abstract(config, dtype).initial_states(1))
         return cache, draft, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), states)
 

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.sink_window_attention import ring_slot, sink_window_attention
+from wmtp_jax.cache.ring_shape import RingShape
 
 
 @jax.tree_util.register_dataclass
@@ -56,16 +57,8 @@ class DraftRing:
 
 
 def allocate_ring(
-    rows: int,
-    kv_heads: int,
-    head_dim: int,
-    *,
-    window: int,
-    sink: int,
-    spare: int,
-    dtype: DTypeLike,
-    kernels: str | None = None,
+    rows: int, kv_heads: int, head_dim: int, shape: RingShape, dtype: DTypeLike, kernels: str | None = None
 ) -> DraftRing:
-    """An empty ring of sink + window + spare slots a row."""
-    shape = (rows, kv_heads, sink + window + spare, head_dim)
-    return DraftRing(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), sink, window, kernels)
+    """An empty ring."""
+    keys, values = (jnp.zeros((rows, kv_heads, shape.slots, head_dim), dtype) for _ in range(2))
+    return DraftRing(keys, values, shape.sink, shape.window, kernels)

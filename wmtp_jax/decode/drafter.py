@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.cache.ring import DraftRing, allocate_ring
+from wmtp_jax.cache.ring_shape import ring_shape
 from wmtp_jax.decode.sampling import Sampling, choose
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
@@ -84,7 +85,7 @@ class MTPDrafter:
         if model.mtp is None:
             raise UserError("this checkpoint has no MTP head to draft with: use --gamma 0")
         a, shape = model.config.attention, ring_shape(self.window, self.sink, self.gamma, capacity)
-        return allocate_ring(rows, a.num_kv_heads, a.head_dim, dtype=dtype, kernels=model.kernels, **shape)
+        return allocate_ring(rows, a.num_kv_heads, a.head_dim, shape, dtype, model.kernels)
 
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> DraftRing:
         """Stores the chunk's entries that a draft at the prompt's end would read, and skips the others.
@@ -109,13 +110,6 @@ class MTPDrafter:
         """Draft-extend over the committed entries, then ``gamma`` recurrent steps."""
         tokens, _, ring = draft_run(model, state, self.gamma, sampling)
         return tokens, ring
-
-
-def ring_shape(window: int, sink: int, gamma: int, capacity: int) -> dict[str, Any]:
-    """The ring for rows of up to ``capacity`` positions; one that sees them all, as a native draft, never wraps."""
-    if not window or window + sink >= capacity:
-        return dict(window=capacity, sink=0, spare=0)
-    return dict(window=window, sink=sink, spare=gamma - 1)
 
 
 def draft_run(

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from wmtp_jax.cache.ring_shape import ring_shape
 from wmtp_jax.plan.hardware import Hardware
 from wmtp_jax.plan.sizes import ModelSizes, Weights
 
@@ -80,7 +81,7 @@ def draft_format(weights: str, cache: str) -> str:
 def row_bytes(
     sizes: ModelSizes, weights: str, cache: str, *, context: int, gamma: int, window: int, sink: int
 ) -> RowBytes:
-    """Bytes of caches for just this context: whole pages, and a ring of ``draft_slots`` entries.
+    """Bytes of caches for just this context: whole pages, and the ring of ``ring_shape``.
 
     ``generate`` rounds a row up further, by at most a quarter, so that few sizes are compiled.
     """
@@ -91,15 +92,8 @@ def row_bytes(
         pages=sizes.attention_layers * capacity * position_bytes(sizes, cache),
         state=sizes.state_elements * FLOAT32_BYTES + sizes.tail_elements * tail_bytes,
         draft_native=capacity * entry,
-        draft_ring=draft_slots(capacity, gamma, window, sink) * entry,
+        draft_ring=ring_shape(window, sink, gamma, capacity).slots * entry,
     )
-
-
-def draft_slots(capacity: int, gamma: int, window: int, sink: int) -> int:
-    """Entries of a row's draft cache; a window that covers the whole capacity, or none, is the native cache."""
-    if not window or window + sink >= capacity:
-        return capacity
-    return sink + window + max(gamma - 1, 0)
 
 
 def rows_that_fit(hardware: Hardware, weights: int, row: int) -> int:
