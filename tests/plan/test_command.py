@@ -16,7 +16,7 @@ from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO_FOLDER
 from wmtp_jax.plan.sizes import sizes_of_config
 from wmtp_jax.plan.source import read_sizes
-from wmtp_jax.plan.units import parse_tokens, show_bytes, show_tokens
+from wmtp_jax.units import parse_tokens, show_bytes, show_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 

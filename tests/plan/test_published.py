@@ -12,7 +12,7 @@ from wmtp_jax.plan.plan import make_plan
 from wmtp_jax.plan.published import PUBLISHED, PUBLISHED_FORWARD_MS, compare, is_published
 from wmtp_jax.plan.roofline import CALIBRATED, ROOFLINE, Constants, Setting, speculative_step
 from wmtp_jax.plan.source import read_sizes
-from wmtp_jax.plan.units import parse_tokens
+from wmtp_jax.units import parse_tokens
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
 # Percent by which roofline and calibrated model are off: native and windowed step, gain.

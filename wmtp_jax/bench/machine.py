@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from wmtp_jax.bench.timing import seconds_of
 from wmtp_jax.errors import UserError
-from wmtp_jax.plan.units import show_bytes
+from wmtp_jax.units import show_bytes
 
 # Far past any cache, and a matrix large enough that its rate has levelled off.
 _READ_BYTES = {"cpu": 2**29, "gpu": 2**32, "tpu": 2**31}

@@ -16,7 +16,7 @@ from wmtp_jax.cache.ring_shape import ring_shape
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import abstract
-from wmtp_jax.plan.units import show_bytes, show_tokens
+from wmtp_jax.units import show_bytes, show_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from wmtp_jax.bench.memory import Admission
 from wmtp_jax.bench.options import MemoryOptions
-from wmtp_jax.plan.units import show_bytes, show_tokens
+from wmtp_jax.units import show_bytes, show_tokens
 
 
 def memory_table(results: Sequence[Admission], options: MemoryOptions) -> Table:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
-from wmtp_jax.plan.units import parse_tokens
+from wmtp_jax.option_checks import require
+from wmtp_jax.units import parse_tokens
 
 NATIVE = "native"
 CONTINUATION = "continuation"
@@ -182,12 +183,6 @@ def parse_windows(text: str) -> tuple[int, ...]:
     """``"native,128"`` as window sizes, native being 0."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(0 if part == NATIVE else _count("windows", part) for part in parts)
-
-
-def require(option: str, value: int, low: int, high: int | None = None) -> None:
-    """Raises UserError where an option is out of range."""
-    if value < low or (high is not None and value > high):
-        raise UserError(f"--{option} {value}: must be {low} or more" + (f", at most {high}" if high else ""))
 
 
 def _count(option: str, part: str) -> int:

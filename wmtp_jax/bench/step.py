@@ -22,7 +22,7 @@ from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import Packed, pack
 from wmtp_jax.plan.roofline import Work
-from wmtp_jax.plan.units import show_tokens
+from wmtp_jax.units import show_tokens
 
 # A short phase is repeated until it is well above the noise of the clock and of the dispatch.
 _LEAST_SECONDS = 0.1

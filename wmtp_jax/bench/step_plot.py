@@ -5,7 +5,7 @@ from pathlib import Path
 
 from wmtp_jax.bench.picture import new_figure, save
 from wmtp_jax.bench.step import StepResult
-from wmtp_jax.plan.units import show_tokens
+from wmtp_jax.units import show_tokens
 
 _STYLES = {"plain": ("o-", "0.45"), "native": ("s-", "tab:red"), "windowed": ("^-", "tab:blue")}
 

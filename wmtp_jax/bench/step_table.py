@@ -7,7 +7,7 @@ from rich.table import Table
 from wmtp_jax.bench.machine import Machine
 from wmtp_jax.bench.options import StepOptions
 from wmtp_jax.bench.step import ModeResult, StepResult
-from wmtp_jax.plan.units import show_tokens
+from wmtp_jax.units import show_tokens
 
 _PHASES = {
     "draft_extend": "extend",

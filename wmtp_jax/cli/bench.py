@@ -9,6 +9,7 @@ from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO, model_folder
+from wmtp_jax.option_checks import require
 
 _PACKAGED = "the packaged held-out text"
 _Model = Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")]
@@ -99,7 +100,7 @@ def versus_hf_command(
     given = settings.VersusOptions(
         new_tokens=new_tokens, gamma=gamma, window=window, sink=sink, repeats=repeats, threads=threads
     )
-    settings.require("prompt-tokens", prompt_tokens, 1)
+    require("prompt-tokens", prompt_tokens, 1)
     from wmtp_jax.bench import prompts, tables, timing, versus_hf
 
     versus_hf.require_transformers()
@@ -230,7 +231,7 @@ def memory_command(
     json: _Json = False,
 ) -> None:
     """How many rows one memory really admits with a native draft cache and with the ring."""
-    from wmtp_jax.plan.units import parse_bytes, parse_tokens
+    from wmtp_jax.units import parse_bytes, parse_tokens
 
     given = settings.MemoryOptions(
         pool_bytes=parse_bytes(pool, "pool"),

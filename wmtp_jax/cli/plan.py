@@ -37,7 +37,7 @@ def plan_command(
     from wmtp_jax.plan.options import PlanOptions
     from wmtp_jax.plan.plan import make_plan
     from wmtp_jax.plan.report import plan_json, print_plan
-    from wmtp_jax.plan.units import parse_tokens
+    from wmtp_jax.units import parse_tokens
 
     plan = make_plan(
         PlanOptions(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from wmtp_jax.errors import UserError
+from wmtp_jax.option_checks import require_one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,5 @@ HARDWARE = {hardware.name: hardware for hardware in _TABLE}
 
 def find_hardware(name: str) -> Hardware:
     """A machine by name. Raises UserError that lists the names."""
-    if name not in HARDWARE:
-        raise UserError(f"--hardware {name}: not known; give one of {', '.join(HARDWARE)}")
+    require_one_of("hardware", name, HARDWARE)
     return HARDWARE[name]

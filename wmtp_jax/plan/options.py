@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from wmtp_jax.bench.options import require
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
+from wmtp_jax.option_checks import require, require_one_of
 from wmtp_jax.plan.hardware import Hardware, find_hardware
 from wmtp_jax.plan.memory import CACHE_FORMATS, WEIGHT_FORMATS
 
@@ -38,8 +38,8 @@ class PlanOptions:
         require("rows", self.rows, 1)
         if self.draft_sink and not self.window:
             raise UserError(f"--sink {self.sink}: needs a window; give --window, or leave the sink out")
-        _require_one_of("weights", self.weight_format, WEIGHT_FORMATS)
-        _require_one_of("cache", self.cache_format, tuple(CACHE_FORMATS))
+        require_one_of("weights", self.weight_format, WEIGHT_FORMATS)
+        require_one_of("cache", self.cache_format, CACHE_FORMATS)
 
     @property
     def machine(self) -> Hardware:
@@ -59,8 +59,3 @@ class PlanOptions:
     @property
     def cache_format(self) -> str:
         return self.machine.cache if self.cache is None else self.cache
-
-
-def _require_one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"--{option} {value}: not known; give one of {', '.join(allowed)}")

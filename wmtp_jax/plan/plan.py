@@ -10,7 +10,7 @@ from wmtp_jax.plan.published import Comparison, compare, is_published
 from wmtp_jax.plan.roofline import CALIBRATED, ROOFLINE, Constants, Setting, StepCost, plain_step, speculative_step
 from wmtp_jax.plan.sizes import ModelSizes
 from wmtp_jax.plan.source import read_sizes
-from wmtp_jax.plan.units import show_bytes
+from wmtp_jax.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from wmtp_jax.plan.memory import RESERVE
 from wmtp_jax.plan.plan import Plan, StepCosts
 from wmtp_jax.plan.published import CACHE, LONG, SINK, WEIGHTS, WINDOW
 from wmtp_jax.plan.roofline import CALIBRATED, StepCost
-from wmtp_jax.plan.units import show_bytes, show_tokens
+from wmtp_jax.units import show_bytes, show_tokens
 
 _WIDTH = 120
 
