@@ -26,6 +26,7 @@ from wmtp_jax.checkpoint import (
     piece_key,
 )
 from wmtp_jax.config import config_to_json
+from wmtp_jax.dtypes import parse_dtype
 from wmtp_jax.errors import UserError
 
 # Bounds memory together with values.PIECE_BYTES: about four times this is in use while a part is written.
@@ -68,7 +69,7 @@ def convert(
     started = time.monotonic()
     folder, out = local_folder(source), Path(out).absolute()
     _keep_apart(folder, out)
-    dtype = _convertible(dtype)
+    dtype = parse_dtype(dtype)
     with WeightFolder(folder) as files:
         plan = make_plan(files, dtype, no_mtp=no_mtp)
         plan.raise_problems(folder)
@@ -92,13 +93,6 @@ def convert(
         warnings=tuple(warnings),
         seconds=time.monotonic() - started,
     )
-
-
-def _convertible(dtype: jnp.dtype | str) -> jnp.dtype:
-    for known in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
-        if dtype in (known, known.name):
-            return known
-    raise UserError(f"dtype {dtype} is not supported; use bfloat16 or float32")
 
 
 def _keep_apart(folder: Path, out: Path) -> None:

@@ -9,8 +9,9 @@ from checkpoints_convert.hub import require_folder
 from checkpoints_convert.plan import make_plan
 from checkpoints_convert.values import ValueReader
 from checkpoints_convert.weight_folder import WeightFolder
-from wmtp_jax.checkpoint import assemble, default_dtype
+from wmtp_jax.checkpoint import assemble
 from wmtp_jax.config import ModelConfig
+from wmtp_jax.dtypes import parse_dtype
 from wmtp_jax.models.decoder import Decoder
 
 
@@ -21,7 +22,7 @@ def load_hf(folder: str | Path, *, dtype: jnp.dtype | None = None, no_mtp: bool 
     """
     folder = Path(folder)
     require_folder(folder)
-    dtype = default_dtype() if dtype is None else jnp.dtype(dtype)
+    dtype = parse_dtype(dtype)
     with WeightFolder(folder) as files:
         plan = make_plan(files, dtype, no_mtp=no_mtp)
         plan.raise_problems(folder)

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from wmtp_jax.config import ModelConfig, read_config
+from wmtp_jax.dtypes import parse_dtype
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder, abstract
 
@@ -67,11 +68,6 @@ def part_path(params: Path, number: int) -> Path:
     return params / f"{number:05d}"
 
 
-def default_dtype() -> jnp.dtype:
-    """bfloat16 on accelerators; float32 on a CPU, whose bfloat16 products are several times slower."""
-    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
-
-
 def load_checkpoint(
     folder: str | Path, dtype: jnp.dtype | None = None, *, no_mtp: bool = False
 ) -> tuple[ModelConfig, Decoder]:
@@ -82,7 +78,7 @@ def load_checkpoint(
     """
     folder = Path(folder)
     config, stored = read_model_config(folder), read_index(folder)
-    dtype = default_dtype() if dtype is None else jnp.dtype(dtype)
+    dtype = parse_dtype(dtype)
     if no_mtp:
         config = dataclasses.replace(config, mtp_pattern=())
         stored = {name: parameter for name, parameter in stored.items() if not name.startswith(_DRAFT_HEAD)}

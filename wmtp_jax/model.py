@@ -12,13 +12,12 @@ from tokenizers import Tokenizer
 from pallas_kernels.dispatch import require_kernels
 from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
 from wmtp_jax.config import ModelConfig
+from wmtp_jax.dtypes import parse_dtype
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO, model_folder
 from wmtp_jax.models.decoder import Decoder, prefers_unrolled, unroll, with_kernels
 from wmtp_jax.text.chat import ChatTemplate, Message, load_chat_template
 from wmtp_jax.text.tokenizer import TOKENIZER_NAME, decode, encode, load_tokenizer
-
-DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ def load(
     from checkpoints_convert.load import load_hf
 
     require_kernels(kernels)
-    dtype = None if dtype is None else _checked_dtype(dtype)
+    dtype = parse_dtype(dtype)
     folder = model_folder(path)
     if (folder / MODEL_NAME).is_file():
         config, decoder = load_checkpoint(folder, dtype, no_mtp=no_mtp)
@@ -90,16 +89,6 @@ def load(
         tokenizer=load_tokenizer(folder),
         chat_template=load_chat_template(folder),
     )
-
-
-def _checked_dtype(dtype: str | jnp.dtype) -> jnp.dtype:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or found.name not in DTYPES:
-        raise UserError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
-    return found
 
 
 def logits(model: Model, ids: Sequence[int] | Sequence[Sequence[int]] | Int[Array, "B T"]) -> Float[Array, "B T V"]:

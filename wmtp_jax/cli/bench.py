@@ -7,7 +7,6 @@ import typer
 
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.output import note, print_json
-from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO, model_folder
 from wmtp_jax.option_checks import require
 
@@ -253,14 +252,9 @@ def memory_command(
 
 
 def _dtype(given: str | None) -> str:
-    import jax
+    from wmtp_jax.dtypes import parse_dtype
 
-    from wmtp_jax.model import DTYPES
-
-    dtype = given if given is not None else ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}")
-    return dtype
+    return parse_dtype(given, "--dtype ").name
 
 
 def _load(model: str, dtype: str | None = None) -> Any:
