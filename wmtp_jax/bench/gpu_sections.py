@@ -1,8 +1,6 @@
 """The sections of ``gpu_check``: each yields one dictionary a figure, as soon as it has it."""
 
 import importlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wmtp_jax.bench.timing import seconds_of
+from wmtp_jax.cache.paged import quantize
 from wmtp_jax.errors import UserError
 
 IMPLEMENTATIONS = ("xla", "mosaic_gpu")
-_EIGHT_BITS = {"int8": (jnp.int8, 127), "float8_e4m3fn": (jnp.float8_e4m3fn, 448)}
+_EIGHT_BITS = ("int8", "float8_e4m3fn")
 # Largest absolute errors against the float32 reference; weighted means of unit normal values.
 _TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4, "int8": 2e-2, "float8_e4m3fn": 2e-2}
 
@@ -131,17 +131,10 @@ def pages_of(sizes: Sizes, lengths: tuple[int, ...], tokens: int, page: int, hea
     pools = [_normal(seed, sum(counts), sizes.kv_heads, page, head_dim, dtype=held) for seed in (2, 3)]
     scales = {}
     if dtype in _EIGHT_BITS:
-        quantized = [jax.jit(partial(_quantize, kind=dtype))(x) for x in pools]
+        quantized = [jax.jit(partial(quantize, dtype=dtype))(x) for x in pools]
         pools = [x for x, _ in quantized]
         scales = {"k_scales": quantized[0][1], "v_scales": quantized[1][1]}
     return (q, *pools, jnp.asarray(table), jnp.asarray(lengths, jnp.int32)), scales
-
-
-def _quantize(x, kind: str):
-    dtype, largest = _EIGHT_BITS[kind]
-    scale = jnp.abs(x.astype(jnp.float32)).max(axis=-1) / largest
-    scaled = x.astype(jnp.float32) / jnp.maximum(scale, 1e-9)[..., None]
-    return (jnp.round(scaled) if kind == "int8" else scaled).astype(dtype), scale
 
 
 def _paged(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
@@ -195,19 +188,14 @@ def _delta(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
 
 def _seconds(function: Callable, *args) -> float:
     """Median of five rounds of calls in a row, each long enough for a clock."""
-    jax.block_until_ready(function(*args))
-    start = time.perf_counter()
-    jax.block_until_ready(function(*args))
-    calls = max(1, min(200, int(0.1 / (time.perf_counter() - start))))
+    calls = max(1, min(200, int(0.1 / seconds_of(function, *args, repeats=1))))
 
-    def once() -> float:
-        start = time.perf_counter()
+    def calls_in_a_row() -> Any:
         for _ in range(calls - 1):
             function(*args)
-        jax.block_until_ready(function(*args))
-        return (time.perf_counter() - start) / calls
+        return function(*args)
 
-    return statistics.median(once() for _ in range(5))
+    return seconds_of(calls_in_a_row, repeats=5) / calls
 
 
 def _bandwidth(sizes: Sizes, dry_run: bool) -> Iterator[dict]:

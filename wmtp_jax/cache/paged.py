@@ -74,14 +74,20 @@ class PagedCache:
 
 
 def _store(pages: Array, scales: Array | None, at: tuple, new: Float[Array, "B T K D"]) -> tuple[Array, Array | None]:
-    """Pages and scales with new entries; eight-bit ones are scaled so that the largest number of each just fits."""
+    """Pages and scales with new entries."""
     if scales is not None:
-        largest = float(jnp.iinfo(pages.dtype).max if pages.dtype == jnp.int8 else jnp.finfo(pages.dtype).max)
-        scale = jnp.max(jnp.abs(new.astype(jnp.float32)), axis=-1) / largest
-        new = new / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[..., None]
-        new = jnp.round(new) if pages.dtype == jnp.int8 else new
+        new, scale = quantize(new, pages.dtype)
         scales = scales.at[at].set(scale, mode="drop")
     return pages.at[at].set(new.astype(pages.dtype), mode="drop"), scales
+
+
+def quantize(x: Float[Array, "*B D"], dtype: DTypeLike) -> tuple[Array, Float[Array, "*B"]]:
+    """Vectors as eight-bit numbers, and the scale of each, with which its largest number just fits."""
+    dtype = jnp.dtype(dtype)
+    largest = float(jnp.iinfo(dtype).max if dtype == jnp.int8 else jnp.finfo(dtype).max)
+    scale = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=-1) / largest
+    scaled = x / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[..., None]
+    return (jnp.round(scaled) if dtype == jnp.int8 else scaled).astype(dtype), scale
 
 
 def default_page_size(positions: int) -> int:
