@@ -67,6 +67,8 @@ def convert(
     of the stored weights, bfloat16 or float32; loading may take another. Raises UserError that lists every mismatch.
     """
     started = time.monotonic()
+    if not str(out):
+        raise UserError("the folder to make has an empty name: give another")
     folder, out = local_folder(source), Path(out).absolute()
     _keep_apart(folder, out)
     dtype = parse_dtype(dtype)

@@ -15,6 +15,8 @@ def local_folder(source: str | Path) -> Path:
 
     Raises UserError for a missing, empty or unreadable folder and for a download that fails.
     """
+    if not str(source):
+        raise UserError("the model's name is empty: give a folder or a hub id")
     folder = Path(source)
     if isinstance(source, str) and _HUB_ID.fullmatch(source) and not folder.exists():
         return _download(source)

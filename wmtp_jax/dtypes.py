@@ -20,5 +20,5 @@ def parse_dtype(dtype: str | jnp.dtype | None, option: str = "dtype=") -> jnp.dt
     except TypeError:
         found = None
     if found is None or found.name not in DTYPES:
-        raise UserError(f"{option}{dtype}: must be one of {', '.join(DTYPES)}")
+        raise UserError(f"{option}{str(dtype) or repr('')}: must be one of {', '.join(DTYPES)}")
     return found

@@ -14,4 +14,4 @@ def require(option: str, value: int, low: int, high: int | None = None) -> None:
 def require_one_of(option: str, value: str, allowed: Collection[str]) -> None:
     """Raises UserError for a value that is not among those allowed."""
     if value not in allowed:
-        raise UserError(f"--{option} {value}: not known; give one of {', '.join(allowed)}")
+        raise UserError(f"--{option} {value or repr('')}: not known; give one of {', '.join(allowed)}")

@@ -1,6 +1,7 @@
 """The commands: what they print as JSON and as tables, and the line that a bad flag gets."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ def test_start_runs_the_command_cold_and_warm(folder: Path, text: str, capsys: p
     [
         ("accept --windows native,many", "--windows: 'many' is not a whole number; give native or numbers"),
         ("accept --windows 128,128", "--windows: 128,128 holds a value twice"),
+        ("accept --windows 0,native", "--windows: 0 and native both mean no window; give one of them, once"),
+        ("accept --windows ''", "--windows: '' is not a whole number; give native or numbers"),
+        ("accept --model ''", "the model's name is empty: give a folder or a hub id"),
+        ("memory --dtype ''", "--dtype '': must be one of float32, bfloat16"),
         ("accept --contexts 512,", "--contexts : must be a number of tokens such as 4096, 64K or 1M"),
         ("accept --contexts 0", "--contexts 0: must be 1 token or more"),
         ("accept --contexts 99999999999999", "--contexts 99999999999999: must be a number of tokens"),
@@ -108,7 +113,7 @@ def test_start_runs_the_command_cold_and_warm(folder: Path, text: str, capsys: p
 def test_a_bad_flag_gets_one_line_that_names_it(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["bench", *arguments.split()]) == 2
+    assert run(["bench", *shlex.split(arguments)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("wmtp: ")

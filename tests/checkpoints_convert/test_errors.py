@@ -174,6 +174,16 @@ def test_other_dtypes_are_refused(tmp_path, dtype):
     assert dtype in refusal(write_kind(tmp_path / "hf", "llama"), dtype=dtype)
 
 
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    folder = write_kind(tmp_path / "hf", "llama")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="empty name"):
+        convert(folder, "", force=True)
+    with pytest.raises(UserError, match="the model's name is empty"):
+        inspect("")
+
+
 def test_the_source_is_never_replaced(tmp_path):
     folder = write_kind(tmp_path / "hf", "llama")
     for out in (folder, tmp_path):

@@ -1,6 +1,7 @@
 """`wmtp plan`: what it prints, and the one line that a bad flag gets."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,7 @@ def test_what_may_not_work_is_a_warning(capsys: pytest.CaptureFixture[str], argu
         ("--model demo --hardware cpu --rows 0", "--rows 0: must be 1 or more"),
         ("--model demo --hardware cpu --weights int3", "--weights int3: not known; give one of bf16, fp8, nvfp4"),
         ("--model demo --hardware cpu --cache nvfp4", "--cache nvfp4: not known; give one of bf16, float16, int8"),
+        ("--model demo --hardware cpu --cache ''", "--cache '': not known; give one of bf16, float16, int8"),
         ("--hardware cpu", "Missing option '--model'"),
         ("--model tests --hardware cpu", "tests: holds neither model.json nor config.json"),
     ],
@@ -124,7 +126,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert run(["plan", *arguments.split()]) == 2
+    assert run(["plan", *shlex.split(arguments)]) == 2
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert (out, line.startswith(f"wmtp: {message}")) == ("", True), line

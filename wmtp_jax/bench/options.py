@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
-from wmtp_jax.option_checks import require
+from wmtp_jax.option_checks import require, require_one_of
 from wmtp_jax.units import parse_tokens
 
 NATIVE = "native"
@@ -50,6 +50,8 @@ class AcceptOptions:
             if task not in TASKS:
                 raise UserError(f"--tasks: there is no task {task!r}; the tasks are {', '.join(TASKS)}")
         _require_distinct("tasks", self.tasks)
+        if self.windows.count(0) > 1:
+            raise UserError(f"--windows: 0 and {NATIVE} both mean no window; give one of them, once")
         _require_counts("windows", self.windows, 0)
         _require_counts("sinks", self.sinks, 0)
         _require_counts("contexts", self.contexts, 1)
@@ -134,8 +136,7 @@ class StepOptions:
         require("gamma", self.gamma, 1, MAX_GAMMA)
         require("window", self.window, 1)
         require("sink", self.sink, 0)
-        if self.cached not in CACHE_DTYPES:
-            raise UserError(f"--cache-dtype {self.cached}: must be one of {', '.join(CACHE_DTYPES)}")
+        require_one_of("cache-dtype", self.cached, CACHE_DTYPES)
         for name in ("rows", "steps", "repeats"):
             require(name, getattr(self, name), 1)
         _require_counts("contexts", self.contexts, 1)
@@ -147,7 +148,7 @@ class StepOptions:
     @property
     def cached(self) -> str:
         """The dtype of keys and values."""
-        return self.cache_dtype or self.dtype
+        return self.dtype if self.cache_dtype is None else self.cache_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

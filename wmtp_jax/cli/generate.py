@@ -27,9 +27,7 @@ def generate_command(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="Read it from a UTF-8 file; - is standard input.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask it as a user's turn, by the chat template.")] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A model folder or hub id.", show_default="the demo")
-    ] = None,
+    model: Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")] = DEMO,
     max_new_tokens: Annotated[int, typer.Option(help="Stop after so many.")] = Defaults.max_new_tokens,
     gamma: Annotated[int, typer.Option(help="Drafted tokens a step; 0 is plain decoding.")] = Defaults.gamma,
     window: Annotated[
@@ -120,12 +118,12 @@ def _not_empty(text: str, source: str) -> str:
     return text
 
 
-def _load(path: str | None, dtype: str | None, no_mtp: bool, kernels: str | None) -> "Model":
+def _load(path: str, dtype: str | None, no_mtp: bool, kernels: str | None) -> "Model":
     from wmtp_jax.compilation_cache import enable_compilation_cache
     from wmtp_jax.model import load
 
     enable_compilation_cache()
-    return load(path or DEMO, dtype=dtype, no_mtp=no_mtp, kernels=kernels)
+    return load(path, dtype=dtype, no_mtp=no_mtp, kernels=kernels)
 
 
 def _generate(model: "Model", ids: list[int], options: dict[str, Any], *, json: bool) -> None:

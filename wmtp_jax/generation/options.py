@@ -73,7 +73,9 @@ class GenerateOptions:
         if self.draft_sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
         if self.cache_dtype is not None and str(self.cache_dtype) not in CACHE_DTYPES:
-            raise UserError(f"cache_dtype={self.cache_dtype}: must be one of {', '.join(CACHE_DTYPES)}")
+            raise UserError(
+                f"cache_dtype={str(self.cache_dtype) or repr('')}: must be one of {', '.join(CACHE_DTYPES)}"
+            )
         if self.stop is None or any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
             raise UserError("a stop string must be text of at least one character")
         self.row_sampling(len(self.seed) if isinstance(self.seed, Sequence) else 1)
