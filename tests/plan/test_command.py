@@ -107,7 +107,7 @@ def test_what_may_not_work_is_a_warning(capsys: pytest.CaptureFixture[str], argu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model gpt --hardware h200", "gpt: no such preset or file; presets are demo, nemotron_3_super, proxy_122b"),
+        ("--model gpt --hardware h200", "gpt: no such preset or file; presets are demo, demo_mamba, nemotron_3_super"),
         ("--model demo --hardware a100", "--hardware a100: not known; give one of h200, h100, b200, tpu-v5e, tpu-v6e"),
         ("--model demo --hardware cpu --window 0 --sink 4", "--sink 4: needs a window"),
         ("--model demo --hardware cpu --context 0", "--context 0: must be 1 token or more"),
