@@ -11,6 +11,7 @@ the states of a group side by side, [N, h P], and no b or c is repeated a head.
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import decay
 from pallas_kernels.replay import fold
 
 CHUNK = 64
@@ -19,8 +20,6 @@ CHUNK = 64
 
 _SHORT = 9
 """Longest verified run; on a CPU so many products of the state with vectors beat one thin product of matrices."""
-
-_STEPS = 256.0
 
 
 def mamba2_ssd(x, b, c, log_decay, state):
@@ -41,25 +40,10 @@ def mamba2_ssd(x, b, c, log_decay, state):
     return out, state.swapaxes(2, 3).reshape(rows, heads, size, width)
 
 
-def decay_weights(log_decay):
-    """exp(G_i - G_j) where j <= i, else 0, and exp(G_i): [... C C] and [... C] from [... C].
-
-    A difference of float32 sums would keep only the digits that the sums have, and strong decay leaves few. So the sums
-    are taken apart: multiples of 1/256, whose sums and differences are exact up to 65536, and rests too small to round.
-    Outside, the exponent is replaced before exp: an infinity that is masked afterwards still turns gradients into NaN.
-    """
-    lower = jnp.tril(jnp.ones((log_decay.shape[-1],) * 2, bool))
-    coarse = jnp.round(log_decay * _STEPS) / _STEPS
-    # Summed by a product with ones: a single operation where XLA spells a cumulative sum out in many.
-    coarse, fine = jnp.stack([coarse, log_decay - coarse]) @ lower.T.astype(jnp.float32)
-    exponent = (coarse[..., :, None] - coarse[..., None, :]) + (fine[..., :, None] - fine[..., None, :])
-    return jnp.exp(jnp.where(lower, exponent, -jnp.inf)), jnp.exp(coarse + fine)
-
-
 def _chunk(state, inputs):
     """One chunk of every group: x [B G C h P], b, c [B G C N], log_decay [B G C h], state [B G N h P]."""
     x, b, c, log_decay = inputs
-    weights, faded = decay_weights(log_decay.swapaxes(2, 3))
+    weights, faded = decay.weights(log_decay.swapaxes(2, 3))
     scores = jnp.einsum("bgin,bgjn->bgij", c, b)[:, :, None] * weights
     out = jnp.einsum("bgin,bgnhp->bgihp", c, state) * faded.swapaxes(2, 3)[..., None]
     out = out + jnp.einsum("bghij,bgjhp->bgihp", scores, x)
@@ -71,7 +55,7 @@ def _chunk(state, inputs):
 def _short(x, b, c, log_decay, state):
     """The same sums for a few tokens: each reads the state once, which is written once."""
     together = x.shape[2] // b.shape[2]
-    weights, faded = decay_weights(log_decay.swapaxes(1, 2))
+    weights, faded = decay.weights(log_decay.swapaxes(1, 2))
     scores = jnp.repeat(jnp.einsum("bign,bjgn->bgij", c, b), together, axis=1) * weights
     c = jnp.repeat(c, together, axis=2)
     read = jnp.stack([jnp.einsum("bhn,bhnp->bhp", c[:, t], state) for t in range(x.shape[1])], axis=1)

@@ -66,12 +66,14 @@ def recur(
     tokens = v.shape[1]
     # A batch of copied tokens is whole.
     spare = -tokens % BATCH if tokens > BATCH else 0
-    q, k, v, log_decay, *writes = (
+    q, k, v, decay, *others = (
         jnp.pad(x.astype(jnp.float32), [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
         for x in (q, k, v, log_decay, *writes)
     )
-    plan = _Plan(step, *v.shape[:3], *k.shape[2:], v.shape[3])
-    gates = [x.swapaxes(1, 2) for x in (jnp.exp(log_decay), *writes)]
+    rows, padded, heads, value_dim = v.shape
+    groups, key_dim = k.shape[2:]
+    plan = _Plan(step, rows, padded, heads, groups, key_dim, value_dim)
+    gates = [x.swapaxes(1, 2) for x in (jnp.exp(decay), *others)]
     final, *outs = _launch(plan, q, k, v, *gates, state, results=results, interpret=interpret)
     return [out[:, :tokens] for out in outs], final
 

@@ -20,7 +20,7 @@ def results(out, section):
 
 @pytest.mark.slow
 def test_a_dry_run_compares_every_implementation_of_every_kernel(tmp_path):
-    kernels = ["paged_attention", "sink_window_attention", "gated_delta_rule"]
+    kernels = ["paged_attention", "sink_window_attention", "gated_delta_rule", "mamba2_ssd"]
     assert gpu_check.run(tmp_path, minutes=20, dry_run=True, only=",".join(kernels)) == 0
     for kernel in kernels:
         found = results(tmp_path, kernel)

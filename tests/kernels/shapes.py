@@ -91,6 +91,7 @@ STATE_SPACES = {
     "one token": StateSpace((1, 1), 1, 3, 1, 4, 8),
     "one token, empty row": StateSpace((0, 1), 1, 2, 2, 4, 8),
     "two tokens, a group a head": StateSpace((2,), 2, 3, 3, 12, 10),
+    "more heads a group than run together": StateSpace((3,), 3, 18, 2, 4, 8),
     "verified run": StateSpace((5,), 5, 4, 2, 64, 128),
     "longest verified run": StateSpace((9, 4, 0), 9, 6, 3, 4, 8),
     "one past a run": StateSpace((10, 0), 10, 4, 2, 4, 8),

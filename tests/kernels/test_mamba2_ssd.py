@@ -122,7 +122,7 @@ def test_rows_commit_different_prefixes_and_layers_stack():
     rejected = jnp.arange(9) >= accepted[..., None]
     values = jnp.where(rejected[..., None, None], jnp.nan, stacked.values)
     begin = jnp.stack([jnp.asarray(inputs[-1], jnp.float32)] * 2)
-    folded = commit(begin, stacked._replace(values=values), accepted)
+    folded = fold(begin, stacked._replace(values=values), accepted)
     np.testing.assert_allclose(folded[0, 0], states[0, 1], atol=2e-5)
     np.testing.assert_allclose(folded[0, 1], states[1, 8], atol=2e-5)
     np.testing.assert_allclose(folded[1, 0], states[0, 4], atol=2e-5)

@@ -9,14 +9,17 @@ import pytest
 from jax import ShapeDtypeStruct as Shape
 
 from pallas_kernels import gated_delta_rule as delta_door
+from pallas_kernels import mamba2_ssd as ssd_door
 from pallas_kernels import paged_attention as paged_door
 from pallas_kernels import sink_window_attention as window_door
 from pallas_kernels.gated_delta_rule.mosaic_tpu import gated_delta_rule
+from pallas_kernels.mamba2_ssd.mosaic_tpu import mamba2_ssd
 from pallas_kernels.paged_attention.mosaic_tpu import paged_attention
 from pallas_kernels.sink_window_attention.mosaic_tpu import sink_window_attention
 from tests.kernels.oracles import attend, delta_rule, kept_positions
-from tests.kernels.shapes import DELTAS, PAGED, WINDOWS, Attention
+from tests.kernels.shapes import DELTAS, PAGED, STATE_SPACES, WINDOWS, Attention
 from tests.kernels.test_gated_delta_rule import delta_case, on_device, oracle
+from tests.kernels.test_mamba2_ssd import assert_follows, ssd_case
 from tests.kernels.test_paged_attention import QUANTIZED, expected, paged_case, quantized
 from tests.kernels.test_sink_window_attention import ring_case
 
@@ -207,6 +210,30 @@ def test_padding_behind_a_prompt_leaves_its_state():
         np.testing.assert_allclose(state[0, head], delta_rule(*parts, inputs[5][0, head])[1][-1], atol=5e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one token, empty row",
+        "two tokens, a group a head",
+        "more heads a group than run together",
+        "longest verified run",
+        "several chunks",
+    ],
+)
+def test_state_space_duality_is_followed_token_for_token(name):
+    case = STATE_SPACES[name]
+    inputs = ssd_case(case, seed=len(name))
+    assert_follows(case, inputs, *interpreted(mamba2_ssd)(*on_device(inputs)))
+
+
+def test_strong_decay_costs_state_space_duality_no_digits():
+    """Nor does it overflow; every other token hardly decays."""
+    case = STATE_SPACES["one past a chunk"]
+    inputs = ssd_case(case, seed=5, decay=200.0)
+    inputs[3][:, ::2] /= 200.0
+    assert_follows(case, inputs, *interpreted(mamba2_ssd)(*on_device(inputs)))
+
+
 def paged_shapes(kind: str, tokens: int, page: int, size: int = 256):
     """A row of 128K and its neighbor in the shape of a 35B's attention: 16 query heads on 2 key heads of 256."""
     width = 131072 // page
@@ -242,6 +269,17 @@ def test_the_gated_delta_rule_lowers_for_a_tpu(tokens):
     assert "tpu_custom_call" in lowered(gated_delta_rule, vectors, vectors, vectors, gate, gate, state)
 
 
+def ssd_shapes(tokens: int, heads: int = 128, groups: int = 8, width: int = 64, size: int = 128):
+    read, gate = Shape((2, tokens, groups, size), jnp.float32), Shape((2, tokens, heads), jnp.float32)
+    state = Shape((2, heads, size, width), jnp.float32)
+    return Shape((2, tokens, heads, width), jnp.float32), read, read, gate, state
+
+
+@pytest.mark.parametrize(("tokens", "groups"), [(1, 8), (9, 128), (512, 8), (512, 1)])
+def test_state_space_duality_lowers_for_a_tpu(tokens, groups):
+    assert "tpu_custom_call" in lowered(mamba2_ssd, *ssd_shapes(tokens, groups=groups))
+
+
 @pytest.mark.parametrize(
     ("kind", "page", "size", "reason"),
     [
@@ -262,8 +300,9 @@ def test_pages_that_a_tpu_cannot_copy_are_refused_with_the_reason(kind, page, si
         (paged_door.paged_attention, lambda: paged_case(PAGED["wide heads"], seed=0)[0]),
         (window_door.sink_window_attention, lambda: (*ring_case(WINDOWS["on the edge"], seed=0)[0], 4)),
         (delta_door.gated_delta_rule, lambda: on_device(delta_case(DELTAS["verified run"], seed=0))),
+        (ssd_door.mamba2_ssd, lambda: on_device(ssd_case(STATE_SPACES["verified run"], seed=0))),
     ],
-    ids=["paged_attention", "sink_window_attention", "gated_delta_rule"],
+    ids=["paged_attention", "sink_window_attention", "gated_delta_rule", "mamba2_ssd"],
 )
 @pytest.mark.skipif(jax.default_backend() == "tpu", reason="on a TPU the name runs")
 def test_the_name_is_refused_where_there_is_no_tpu(door, case):

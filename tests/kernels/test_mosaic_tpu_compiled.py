@@ -11,9 +11,10 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels.gated_delta_rule.mosaic_tpu import gated_delta_rule
+from pallas_kernels.mamba2_ssd.mosaic_tpu import mamba2_ssd
 from pallas_kernels.paged_attention.mosaic_tpu import paged_attention
 from pallas_kernels.sink_window_attention.mosaic_tpu import sink_window_attention
-from tests.kernels.test_mosaic_tpu import paged_shapes
+from tests.kernels.test_mosaic_tpu import paged_shapes, ssd_shapes
 
 pytest.importorskip("libtpu", reason="libtpu is the compiler for TPUs; it is not among the test requirements")
 pytestmark = pytest.mark.slow
@@ -55,3 +56,8 @@ def test_the_gated_delta_rule_compiles(tokens, chip):
     vectors, gate = Shape((2, tokens, 32, 128), jnp.float32), Shape((2, tokens, 32), jnp.float32)
     state = Shape((2, 32, 128, 128), jnp.float32)
     assert "tpu_custom_call" in compiled(gated_delta_rule, chip, vectors, vectors, vectors, gate, gate, state)
+
+
+@pytest.mark.parametrize(("tokens", "groups"), [(1, 8), (9, 128), (512, 8)])
+def test_state_space_duality_compiles(tokens, groups, chip):
+    assert "tpu_custom_call" in compiled(mamba2_ssd, chip, *ssd_shapes(tokens, groups=groups))

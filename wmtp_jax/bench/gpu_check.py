@@ -22,6 +22,7 @@ SECTIONS = {
     "paged_attention": 100,
     "sink_window_attention": 80,
     "gated_delta_rule": 80,
+    "mamba2_ssd": 80,
     "bandwidth": 60,
     "verify_attention": 120,
     "other_kernels": 80,

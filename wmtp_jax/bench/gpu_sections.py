@@ -20,7 +20,7 @@ _TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4, "int8": 2e-2, "float8_e4m3fn": 
 
 
 class Sizes(NamedTuple):
-    """Shapes of the 35B, or toys of the same form."""
+    """Shapes of the 35B and, for state-space duality, of a Nemotron 3 Super; or toys of the same form."""
 
     kv_heads: int = 2
     groups: int = 8
@@ -34,12 +34,16 @@ class Sizes(NamedTuple):
     native: int = 16384
     delta_heads: int = 32
     delta_dim: int = 128
+    ssd_heads: int = 128
+    ssd_groups: int = 8
+    ssd_width: int = 64
+    ssd_size: int = 128
     long: int = 1 << 20
     copy_bytes: int = 1 << 31
     matrix: int = 8192
 
 
-_DRY = Sizes(1, 2, 64, (64,), (100, 0), 3, 20, 3, 70, 80, 1, 64, 200, 1 << 20, 256)
+_DRY = Sizes(1, 2, 64, (64,), (100, 0), 3, 20, 3, 70, 80, 1, 64, 2, 1, 64, 64, 200, 1 << 20, 256)
 
 
 def measure(name: str, dry_run: bool) -> Iterator[dict]:
@@ -51,6 +55,7 @@ def measure(name: str, dry_run: bool) -> Iterator[dict]:
         "paged_attention": _paged,
         "sink_window_attention": _ring,
         "gated_delta_rule": _delta,
+        "mamba2_ssd": _ssd,
         "bandwidth": _bandwidth,
         "verify_attention": _verify,
         "other_kernels": _others,
@@ -186,6 +191,21 @@ def _delta(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
         yield from _compare("gated_delta_rule", case, "float32", dry_run, delta_of(sizes, rows, tokens))
 
 
+def ssd_of(sizes: Sizes, rows: int, tokens: int):
+    """Arguments of state-space duality."""
+    run, read = (rows, tokens, sizes.ssd_heads), (rows, tokens, sizes.ssd_groups, sizes.ssd_size)
+    x = _normal(13, *run, sizes.ssd_width, dtype="float32")
+    b, c = (_normal(seed, *read, dtype="float32") for seed in (14, 15))
+    b, c = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (b, c))
+    log_decay = -jax.random.uniform(jax.random.key(16), run)
+    return (x, b, c, log_decay, _normal(17, rows, sizes.ssd_heads, sizes.ssd_size, sizes.ssd_width, dtype="float32"))
+
+
+def _ssd(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
+    for case, rows, tokens in (("one token", 1, 1), ("verify", 2, sizes.run), ("chunk", 1, sizes.chunk)):
+        yield from _compare("mamba2_ssd", case, "float32", dry_run, ssd_of(sizes, rows, tokens))
+
+
 def _seconds(function: Callable, *args) -> float:
     """Median of five rounds of calls in a row, each long enough for a clock."""
     calls = max(1, min(200, int(0.1 / seconds_of(function, *args, repeats=1))))
@@ -220,7 +240,7 @@ def _verify(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
 
 
 def _others(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
-    """Milliseconds of one layer's draft attention, native and windowed, and of its delta rule, one row."""
+    """Milliseconds of one layer's draft attention, native and windowed, and of its recurrence, one row."""
     slots = sizes.sink + sizes.window + sizes.run - 1
     last = (sizes.long,)
     for implementation in IMPLEMENTATIONS:
@@ -235,6 +255,8 @@ def _others(sizes: Sizes, dry_run: bool) -> Iterator[dict]:
         for tokens in (sizes.run, sizes.chunk):
             name = f"delta rule, {tokens} tokens, {implementation}"
             yield from _timed("gated_delta_rule", name, implementation, dry_run, delta_of(sizes, 1, tokens), {})
+            name = f"state-space duality, {tokens} tokens, {implementation}"
+            yield from _timed("mamba2_ssd", name, implementation, dry_run, ssd_of(sizes, 1, tokens), {})
 
 
 def _timed(op: str, name: str, implementation: str, dry_run: bool, args, named: dict) -> Iterator[dict]:
