@@ -120,7 +120,7 @@ def test_a_mistyped_command_gives_one_line_and_exit_code_2(
         (raising(UserError("bad name \x1b[2Ja\tb")), 2, "wmtp: bad name \\x1b[2Ja\\tb\n"),
         (open_missing_file, 2, "wmtp: /no/such\\x1b[31m/model.safetensors: No such file or directory\n"),
         (fill_the_disk, 2, "wmtp: No space left on device\n"),
-        (raising(KeyboardInterrupt()), 130, ""),
+        (raising(KeyboardInterrupt()), 130, "wmtp: interrupted\n"),
         (raising(typer.Exit(3)), 3, ""),
         (
             raising(RuntimeError("boom\nat length")),
@@ -166,12 +166,25 @@ def test_a_reader_that_leaves_early_is_no_error(action: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise on Windows")
-def test_an_interrupt_ends_quietly_with_130() -> None:
+def test_an_interrupt_ends_in_one_line_with_130() -> None:
     process = start(FRAME_WITH_A_COMMAND.format(action="print('ready', flush=True); time.sleep(60)"), "act")
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=30) == ("", "wmtp: interrupted\n")
+    assert process.returncode == 130
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise on Windows")
+def test_so_does_one_within_an_import_that_would_swallow_it(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(
+        "import contextlib, signal\nwith contextlib.suppress(BaseException):\n    signal.raise_signal(signal.SIGINT)"
+    )
+    process = start(
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f"sys.path.insert(0, {str(tmp_path)!r}); from wmtp_jax.__main__ import main; main()"
+    )
+    assert process.communicate(timeout=30) == ("", "wmtp: interrupted\n")
     assert process.returncode == 130
 
 

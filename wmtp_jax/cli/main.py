@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return _fail("interrupted", 130)
     except OSError as error:
         return _operating_system_failure(error)
     except Exception as error:
@@ -73,6 +73,9 @@ def _dispatch(arguments: list[str]) -> int:
         # Typer leaves this way, against its own rule, when a pipe closes.
         _discard_output()
         code = done.code
+    if code == 130:
+        # What Typer makes of an interrupt.
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
