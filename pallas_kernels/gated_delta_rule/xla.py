@@ -11,6 +11,8 @@ keys of a chunk are nearly parallel.
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import decay
+
 CHUNK = 64
 
 
@@ -34,22 +36,17 @@ def gated_delta_rule(q, k, v, log_decay, beta, state):
 def _chunk(state, inputs):
     """One chunk, head-major: q, k [B H C dk], v [B H C dv], log_decay, beta [B H C], state [B H dk dv]."""
     q, k, v, log_decay, beta = inputs
-    size = q.shape[2]
-    total = jnp.cumsum(log_decay, axis=-1)
-    # The exponent is clamped before exp: above the diagonal it is positive and may overflow, and an infinity that is
-    # masked afterwards still turns gradients into NaN.
-    relative = jnp.exp(jnp.minimum(total[..., :, None] - total[..., None, :], 0.0))
-    lower = jnp.tril(jnp.ones((size, size), bool))
-    strict = jnp.tril(lower, -1)
-    system = jnp.where(strict, beta[..., None] * relative * jnp.einsum("bhck,bhdk->bhcd", k, k), 0.0)
-    from_state = jnp.exp(total)[..., None] * jnp.einsum("bhck,bhkv->bhcv", k, state)
+    kept, faded = decay.weights(log_decay)
+    strict = jnp.tril(jnp.ones(kept.shape[-2:], bool), -1)
+    system = jnp.where(strict, beta[..., None] * kept * jnp.einsum("bhck,bhdk->bhcd", k, k), 0.0)
+    from_state = faded[..., None] * jnp.einsum("bhck,bhkv->bhcv", k, state)
     right = beta[..., None] * (v - from_state)
     u = _solve_unit_lower(system, right)
-    scores = jnp.where(lower, relative * jnp.einsum("bhck,bhdk->bhcd", q, k), 0.0)
-    out = jnp.exp(total)[..., None] * jnp.einsum("bhck,bhkv->bhcv", q, state)
+    scores = kept * jnp.einsum("bhck,bhdk->bhcd", q, k)
+    out = faded[..., None] * jnp.einsum("bhck,bhkv->bhcv", q, state)
     out = out + jnp.einsum("bhcd,bhdv->bhcv", scores, u)
-    to_end = jnp.exp(total[..., -1:] - total)
-    state = jnp.exp(total[..., -1])[..., None, None] * state + jnp.einsum("bhck,bhcv->bhkv", k * to_end[..., None], u)
+    to_end = kept[..., -1, :, None]
+    state = faded[..., -1, None, None] * state + jnp.einsum("bhck,bhcv->bhkv", k * to_end, u)
     return out, state, u
 
 
