@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def export_hf(config: ModelConfig, model: Decoder, folder: Path, *, metadata: di
     Raises ConfigError where no config.json would give ``config`` when it is read back.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    family, hf = _family(config)
+    family, hf = exported_family(config)
     parameters = named_parameters(model)
     tensors = {}
     for entry in family.table(config, ()):
@@ -41,14 +42,19 @@ def export_hf(config: ModelConfig, model: Decoder, folder: Path, *, metadata: di
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
 
 
-def _family(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family whose config.json can hold ``config``, and that config.json."""
+def exported_family(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    """The family whose config.json can hold ``config``, and that config.json. Raises ConfigError if there is none."""
     for family in FAMILIES:
         hf = family.describe(config) if family.describe else None
-        if hf is not None and family.parse_config(hf) == config:
+        if hf is not None and _unfolded(family.parse_config(hf)) == _unfolded(config):
             return family, hf
     names = " and ".join(family.name for family in FAMILIES if family.describe)
     raise ConfigError(f"no config.json of dense {names} models can describe this one: it has parts that they lack")
+
+
+def _unfolded(config: ModelConfig) -> ModelConfig:
+    """The same model as one period: one order of blocks can be cut into segments in several ways."""
+    return replace(config, pattern=config.blocks, num_periods=1, more_segments=())
 
 
 def _parameter(parameters: dict[str, Any], config: ModelConfig, name: str) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-_SHORT = 9
+SHORT = 9
 """Tokens up to which the sum is one pass over the state; XLA's batched products take twice as long on a CPU."""
 
 
@@ -48,7 +48,7 @@ def fold(
     decay = jnp.exp(log_decay.sum(axis=-2))[..., None, None]
     grouped = (*values.shape[:-2], groups, values.shape[-2] // groups, values.shape[-1])
     values = values.reshape(grouped)
-    if tokens <= _SHORT:
+    if tokens <= SHORT:
         added = sum(keys[..., t, :, None, :, None] * values[..., t, :, :, None, :] for t in range(tokens))
     else:
         added = jnp.einsum("...tgk,...tghv->...ghkv", keys, values)

@@ -41,7 +41,7 @@ class _Checked:
             zero = field.default == 0 or (float in kinds and value == 0 and type(None) in kinds)
             if int in kinds and not _in_range(value, int, 0 if zero else 1):
                 raise ConfigError(f"{field.name} = {value!r} must be a whole number from {int(not zero)} to {_LARGEST}")
-            if float in kinds and not (zero or _in_range(value, int | float, 5e-324)):
+            if float in kinds and not (_in_range(value, int | float, 0 if zero else 5e-324)):
                 raise ConfigError(f"{field.name} = {value!r} must be a number above 0, {_LARGEST} at most")
             if get_origin(field.type) is Literal and value not in get_args(field.type):
                 raise ConfigError(f"{field.name} = {value!r} must be one of {', '.join(get_args(field.type))}")
@@ -240,7 +240,7 @@ class ModelConfig(_Checked):
             raise ConfigError("pattern = [] must name at least one block")
         if not all(_in_range(token, int, 0) for token in self.eos_ids):
             raise ConfigError(f"eos_ids = {list(self.eos_ids)} must be token ids")
-        for kind in {*self.blocks, *self.mtp_pattern}:
+        for kind in {kind for segment in self.segments for kind in segment.pattern} | set(self.mtp_pattern):
             if kind != "attention" and getattr(self, kind, None) is None:
                 raise ConfigError(f"pattern has a {kind!r} block but the config has no {kind!r} section")
         # Draft keys must not depend on draft attention: prefill then skips the entries that no draft will read.
@@ -261,14 +261,9 @@ class ModelConfig(_Checked):
         """The decoder as runs of equal periods; most models are one."""
         return (Segment(pattern=self.pattern, num_periods=self.num_periods), *self.more_segments)
 
-    @property
-    def num_recurrent(self) -> int:
-        """How many blocks of the decoder carry a recurrent state."""
-        return sum(self.count(kind) for kind in RECURRENT_KINDS)
-
     def count(self, kind: BlockKind) -> int:
         """How many blocks of one kind the decoder has, the draft head left out."""
-        return self.blocks.count(kind)
+        return sum(segment.pattern.count(kind) * segment.num_periods for segment in self.segments)
 
 
 def fold_pattern(blocks: Sequence[BlockKind], per_layer: int) -> tuple[tuple[BlockKind, ...], int]:
@@ -289,8 +284,6 @@ def fold_segments(blocks: Sequence[BlockKind]) -> tuple[Segment, ...]:
             pattern, repeats = fold_pattern(blocks[begin:end], per_layer=1)
             ways.append((cost + len(pattern) + 1, (*before, Segment(pattern=pattern, num_periods=repeats))))
         best.append(min(ways, key=lambda way: way[0]))
-    if len(best) == 1:
-        raise ConfigError("a model needs at least one layer")
     return best[-1][1]
 
 

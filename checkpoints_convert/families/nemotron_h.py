@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from checkpoints_convert.families.fields import Fields, refuse_sliding_window, refuse_unsupported
-from checkpoints_convert.families.table import Entry, Family, Names, head_name, projections
-from checkpoints_convert.layouts import ConvKernel, ExpertList, PackedExperts, Same, Transposed
+from checkpoints_convert.families.table import Entry, Family, Names, head_name, projections, stacked_experts
+from checkpoints_convert.layouts import ConvKernel, Same, Transposed
 from wmtp_jax.config import (
     AttentionConfig,
     BlockKind,
@@ -43,17 +43,17 @@ def parse_config(hf: dict[str, Any], *, mtp_in_files: bool = False) -> ModelConf
     first, *more = fold_segments(blocks)
     mtp = _mtp_blocks(fields)
     kinds = {*blocks, *mtp}
-    heads = fields.integer("num_attention_heads")
+    heads, width = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     return ModelConfig(
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
+        hidden_size=width,
         pattern=first.pattern,
         num_periods=first.num_periods,
         more_segments=tuple(more),
         attention=AttentionConfig(
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", fields.integer("hidden_size") // heads),
+            head_dim=fields.integer("head_dim", fields.integer("attention_head_dim", width // heads)),
             # config.json may name rope_theta; no implementation of this architecture rotates.
             rope=None,
         ),
@@ -85,14 +85,13 @@ def _refuse(fields: Fields) -> None:
 
 def _blocks(fields: Fields, letters: str, words: str) -> tuple[BlockKind, ...]:
     """The mixer of every layer, from a string such as ``ME*E`` or from a list of names."""
-    pattern, known = fields.get(letters), _LETTERS
-    if pattern is None:
-        pattern, known = fields.get(words), _WORDS
+    name, known = (letters, _LETTERS) if fields.get(letters) is not None else (words, _WORDS)
+    pattern = fields.get(name)
     if not isinstance(pattern, str | list) or not pattern:
         raise ConfigError(f"config.json: {letters} or {words} must name the mixer of every layer")
     unknown = [kind for kind in pattern if kind not in known]
     if unknown:
-        raise ConfigError(f"config.json: {letters} has a layer {unknown[0]!r}; known: {', '.join(known)}")
+        raise ConfigError(f"config.json: {name} has a layer {unknown[0]!r}; known: {', '.join(known)}")
     return tuple(known[kind] for kind in pattern)
 
 
@@ -217,15 +216,9 @@ def _moe_names(config: ModelConfig) -> Names:
 
 def _expert_entries(block: str, layer: str, config: ModelConfig, stored: Collection[str]) -> list[Entry]:
     """The experts of one layer, packed or one by one: whichever this layer stores."""
-    assert config.moe is not None
-    experts, entries = f"{layer}mixer.experts.", []
-    for name in ("up_proj", "down_proj"):
-        if f"{experts}{name}" in stored:
-            entries.append(Entry(f"{block}mixer.{name}", (f"{experts}{name}",), PackedExperts()))
-            continue
-        sources = tuple(f"{experts}{e}.{name}.weight" for e in range(config.moe.num_experts))
-        entries.append(Entry(f"{block}mixer.{name}", sources, ExpertList(1)))
-    return entries
+    experts = f"{layer}mixer.experts."
+    packed = f"{experts}up_proj" in stored
+    return stacked_experts(block, experts, {"up_proj": ("up_proj",), "down_proj": ("down_proj",)}, config, packed)
 
 
 _MIXERS: dict[BlockKind, Callable[[ModelConfig], Names]] = {
@@ -273,7 +266,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
 
 
 FAMILY = Family(
-    name="nemotron_h",
+    name="Nemotron-H",
     architectures=("NemotronHForCausalLM",),
     model_types=("nemotron_h",),
     parse_config=parse_config,

@@ -96,18 +96,24 @@ def moe_names(config: ModelConfig) -> Names:
 
 def expert_entries(block: str, layer: str, config: ModelConfig, stored: Collection[str]) -> list[Entry]:
     """The experts of one layer, packed or one by one: whichever this layer stores."""
+    experts = f"{layer}mlp.experts."
+    packed = f"{experts}0.gate_proj.weight" not in stored
+    pieces = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    return stacked_experts(block, experts, pieces, config, packed)
+
+
+def stacked_experts(
+    block: str, experts: str, pieces: dict[str, tuple[str, ...]], config: ModelConfig, packed: bool
+) -> list[Entry]:
+    """A mixture's stacked parameters, each with what one expert stores of it when experts are stored one by one."""
     assert config.moe is not None
-    gate_up, down, experts = f"{block}mixer.gate_up_proj", f"{block}mixer.down_proj", f"{layer}mlp.experts."
-    if f"{experts}0.gate_proj.weight" not in stored:
-        packed = PackedExperts()
-        return [
-            Entry(gate_up, (f"{experts}gate_up_proj",), packed),
-            Entry(down, (f"{experts}down_proj",), packed),
-        ]
-    numbers = range(config.moe.num_experts)
-    pairs = tuple(f"{experts}{e}.{p}.weight" for e in numbers for p in ("gate_proj", "up_proj"))
-    downs = tuple(f"{experts}{e}.down_proj.weight" for e in numbers)
-    return [Entry(gate_up, pairs, ExpertList(2)), Entry(down, downs, ExpertList(1))]
+    entries = []
+    for name, parts in pieces.items():
+        numbers = range(config.moe.num_experts)
+        listed = tuple(f"{experts}{e}.{part}.weight" for e in numbers for part in parts)
+        sources, layout = ((f"{experts}{name}",), PackedExperts()) if packed else (listed, ExpertList(len(parts)))
+        entries.append(Entry(f"{block}mixer.{name}", sources, layout))
+    return entries
 
 
 def layer_entries(

@@ -12,21 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import decay
-from pallas_kernels.replay import fold
+from pallas_kernels.replay import SHORT, fold
 
 CHUNK = 64
 """Products with the state cost 4 N P a token and head, those inside the chunk 2 C P: with N = 128, a fifth of all at
 64 and a third at 128, while the state crosses memory every C tokens."""
-
-_SHORT = 9
-"""Longest verified run; on a CPU so many products of the state with vectors beat one thin product of matrices."""
 
 
 def mamba2_ssd(x, b, c, log_decay, state):
     """See the front door; returns the outputs and the state after all tokens."""
     rows, tokens, heads, width = x.shape
     groups, size = b.shape[2:]
-    if tokens <= _SHORT:
+    if tokens <= SHORT:
         return _short(x, b, c, log_decay, state)
 
     together, chunk = heads // groups, min(CHUNK, tokens)

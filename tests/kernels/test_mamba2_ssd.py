@@ -113,7 +113,7 @@ def test_committing_a_prefix_equals_never_having_seen_the_rest(name):
 
 
 def test_rows_commit_different_prefixes_and_layers_stack():
-    """And tokens that are not accepted may hold anything."""
+    """And values of tokens that are not accepted may be anything."""
     inputs = ssd_case(StateSpace((9, 9), 9, 6, 3, 4, 8), seed=9)
     _, states = oracle(inputs)
     _, _, replay = run(*on_device(inputs))

@@ -21,6 +21,7 @@ VALUES = {
     "huge": 10**30,
     "true": True,
 }
+MAMBA = {"num_heads": 4, "head_dim": 8, "state_size": 8, "num_groups": 2}
 SIZES = ["vocab_size", "hidden_size", "num_periods", "max_positions"]
 SECTIONS = {"attention": ["num_heads", "num_kv_heads", "head_dim"], "delta": ["key_dim"], "dense": ["ffn_size"]}
 WHERE = [(None, size) for size in SIZES] + [(section, size) for section, names in SECTIONS.items() for size in names]
@@ -51,6 +52,10 @@ def test_a_size_that_no_model_has_is_refused_by_name(section, size, kind):
         ("attention", 3, "not a model description"),
         ("dense", {"ffn_size": 8, "activation": "gelu"}, "activation = 'gelu' must be one of swiglu, relu2"),
         ("dense", {"ffn_size": 8, "activation": ["relu2"]}, "activation = .* must be one of"),
+        ("mamba", MAMBA | {"min_step": "0.001"}, "min_step = '0.001' must be a number"),
+        ("mamba", MAMBA | {"min_step": -1.0}, "min_step = -1.0 must be a number"),
+        ("mamba", MAMBA | {"min_step": float("nan")}, "min_step = nan must be a number"),
+        ("mamba", MAMBA | {"num_groups": 3}, "n_groups=3 does not divide"),
         ("more_segments", 3, "not a model description"),
         ("more_segments", [3], "not a model description"),
         ("more_segments", [{"pattern": ["dense"]}], "num_periods"),

@@ -123,7 +123,7 @@ def _parameter(name: str, leaf: Any, salt: int, config: ModelConfig) -> Array:
         return noise(shape, dtype, 0.1, salt, mean=1.0)
     if name.endswith("weight"):
         # The norm inside a recurrent block is never zero-centered.
-        zero_centered = config.zero_centered_norm and not name.endswith("mixer.norm.weight")
+        zero_centered = config.zero_centered_norm and not name.endswith(("mixer.norm.weight", "mixer.norm_weight"))
         return noise(shape, dtype, 0.1, salt, mean=0.0 if zero_centered else 1.0)
     if name.endswith("bias"):
         return noise(shape, dtype, 0.02, salt)

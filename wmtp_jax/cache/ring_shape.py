@@ -19,4 +19,4 @@ def ring_shape(window: int, sink: int, gamma: int, capacity: int) -> RingShape:
     """The ring for rows of up to ``capacity`` positions; one that sees them all, as a native draft, never wraps."""
     if not window or window + sink >= capacity:
         return RingShape(window=capacity, sink=0, spare=0)
-    return RingShape(window=window, sink=sink, spare=gamma - 1)
+    return RingShape(window=window, sink=sink, spare=max(gamma - 1, 0))

@@ -85,8 +85,9 @@ class MoE(nnx.Module):
         if self.correction_bias is None:
             weights, experts = jax.lax.top_k(jax.nn.softmax(self.router(x).astype(jnp.float32), axis=-1), moe.top_k)
         else:
-            # In float32 whatever the model's dtype: close scores choose other experts when they are rounded.
-            scores = jax.nn.sigmoid(x.astype(jnp.float32) @ self.router.kernel[...].astype(jnp.float32))
+            # Computed in float32 whatever the model's dtype: rounded scores that are close choose other experts.
+            kernel = self.router.kernel[...].astype(jnp.float32)
+            scores = jax.nn.sigmoid(jnp.matmul(x.astype(jnp.float32), kernel, precision="highest"))
             _, experts = jax.lax.top_k(scores + self.correction_bias[...], moe.top_k)
             weights = jnp.take_along_axis(scores, experts, axis=-1)
         if moe.normalize_top_k:

@@ -47,8 +47,9 @@ def _product(x: Float[Array, "*S I"], kernel: Float[Array, "I O"]) -> Float[Arra
     parts = math.gcd(kernel.shape[0], _CORES)
     if x.size > kernel.shape[0] or parts == 1 or jax.default_backend() != "cpu":
         return x @ kernel
-    pieces = x.reshape(parts, 1, -1)
-    return (pieces @ kernel.reshape(parts, -1, kernel.shape[1])).sum(axis=0).reshape(*x.shape[:-1], -1)
+    pieces, kernels = x.reshape(parts, 1, -1), kernel.reshape(parts, -1, kernel.shape[1])
+    sums = jnp.matmul(pieces, kernels, preferred_element_type=jnp.float32)
+    return sums.sum(axis=0).astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Float[Array, " R"], float]:

