@@ -96,8 +96,9 @@ def test_prompts_end_at_different_places_with_room_before_them(lengths: list[int
     assert len(set(ends)) == len(ends)
     assert all(longest <= end <= lengths[document] for document, end in ends)
     assert ends[: len(able)] == [(document, longest) for document in able][:count]
-    places = sum(lengths[document] - longest + 1 for document in able)
-    assert len(ends) == count or places < 12 * count
+    # A document with little room gives fewer; where all have enough, none is missing.
+    rounds = -(-count // len(able))
+    assert len(ends) == count or min(lengths[document] for document in able) - longest < rounds
 
 
 def test_a_beginning_comes_from_the_first_document_that_is_long_enough(held_out: Path, folder: Path) -> None:
