@@ -23,7 +23,7 @@ def read_preset(name: str) -> dict[str, Any]:
     candidates = [Path(name), *(folder / f"{name}.toml" for folder in _FOLDERS)]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        raise UserError(f"{name}: no such preset or file; presets are {', '.join(preset_names())}")
+        raise UserError(f"{name or repr(name)}: no such preset or file; presets are {', '.join(preset_names())}")
     try:
         return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
