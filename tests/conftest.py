@@ -13,6 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker is one core's worth of work: torch would start a thread a core in every one of them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -23,3 +26,17 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+_MAPS = Path("/proc/self/maps")
+# Linux gives a process 65530 mappings by default; one text generated with a new gamma takes about a thousand.
+_MOST_MAPS = 30000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs() -> Iterator[None]:
+    """Lets compiled programs go before LLVM runs out of mappings, which ends the process."""
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
