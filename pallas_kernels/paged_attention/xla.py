@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import online_softmax
+from pallas_kernels.bit_patterns import as_bits, as_floats
 
 # Scores of one block stay in a CPU core's second-level cache: 2^18 float32 numbers.
 _SCORES = 1 << 18
@@ -15,11 +16,12 @@ def paged_attention(q, k_pages, v_pages, page_table, lengths, k_scales=None, v_s
     grouped = online_softmax.group_queries(q, kv_heads)
     last = jnp.tile(lengths[:, None] + jnp.arange(tokens), (1, q.shape[2] // kv_heads))
     size = _block_size(page, kv_heads * grouped.shape[2])
+    k_pages, v_pages = as_bits(k_pages), as_bits(v_pages)
 
     def body(index, partial):
         begin = index * size
         pages = jax.lax.dynamic_index_in_dim(page_table, begin // page, axis=1, keepdims=False)
-        k, v = (_block(x, pages, begin % page, size) for x in (k_pages, v_pages))
+        k, v = (as_floats(_block(x, pages, begin % page, size)) for x in (k_pages, v_pages))
         scales = (x if x is None else _block(x, pages, begin % page, size) for x in (k_scales, v_scales))
         visible = begin + jnp.arange(size) <= last[..., None]
         return online_softmax.add(partial, grouped, k, v, visible, *scales)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import online_softmax
+from pallas_kernels.bit_patterns import as_bits, as_floats
 from pallas_kernels.sink_window_attention.slots import ring_positions
 
 BLOCK = 4096
@@ -20,10 +21,12 @@ def sink_window_attention(q, k_ring, v_ring, positions, window_start, sink):
     # A window somewhat past one block is cheaper in one pass than in two overlapping ones.
     size = capacity if capacity < 2 * BLOCK else BLOCK
 
+    stored = as_bits(k_ring), as_bits(v_ring)
+
     def body(index, partial):
         # The last block is moved back to end with the ring; slots it shares with the block before are masked.
         begin = jnp.minimum(index * size, capacity - size)
-        k, v = (jax.lax.dynamic_slice_in_dim(x, begin, size, axis=2) for x in (k_ring, v_ring))
+        k, v = (as_floats(jax.lax.dynamic_slice_in_dim(x, begin, size, axis=2)) for x in stored)
         fresh = begin + jnp.arange(size) >= index * size
         mask = jax.lax.dynamic_slice_in_dim(visible, begin, size, axis=2) & fresh
         return online_softmax.add(partial, grouped, k, v, mask)

@@ -23,6 +23,7 @@ from wmtp_jax.decode.prefill import start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.generation.options import CACHE_DTYPES
 from wmtp_jax.models.decoder import abstract
 from wmtp_jax.models.parameters import pack
 
@@ -34,28 +35,43 @@ ROWS, CHUNK = 2, 16
 @pytest.mark.parametrize("drafter", [Plain(), MTPDrafter(gamma=2), MTPDrafter(gamma=3, window=500, sink=4)], ids=str)
 def test_caches_are_updated_in_place(drafter, what):
     """With a pool that dwarfs all else, no operation but the stores makes an array of the size of any cache."""
-    state, program = _big_state(drafter), None
+    _check_updates_in_place(drafter, what, "float32", "float32")
+
+
+@pytest.mark.parametrize("drafter", [MTPDrafter(gamma=2), MTPDrafter(gamma=3, window=500, sink=4)], ids=str)
+@pytest.mark.parametrize(
+    ("weights", "cached"), [("bfloat16", "bfloat16"), *(("float32", dtype) for dtype in CACHE_DTYPES[1:])]
+)
+def test_caches_of_narrow_numbers_are_too(drafter, weights, cached):
+    _check_updates_in_place(drafter, "decode", weights, cached)
+
+
+def _check_updates_in_place(drafter: Drafter, what: str, weights: str, cached: str) -> None:
+    state = _big_state(drafter, weights, cached)
     sampling, stops = batch_sampling([SamplingParams()] * ROWS), jnp.full((ROWS, 1), -1)
-    model = abstract(CONFIGS["hybrid"])
+    model = abstract(CONFIGS["hybrid"], jnp.dtype(weights))
     if what == "decode":
         program = decode.lower(pack(model), drafter, state, sampling, stops, 3).compile()
     else:
         tokens, counts = np.zeros((ROWS, CHUNK), np.int32), np.zeros(ROWS, np.int32)
         program = prefill_module._read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile()
 
-    caches = [state.cache.keys] + ([] if state.draft is None else [state.draft.keys])
+    pool, ring = state.cache.keys, [] if state.draft is None else [state.draft.keys]
     memory = program.memory_analysis()
-    assert memory.alias_size_in_bytes >= 2 * sum(cache.nbytes for cache in caches)
-    # A copy would be all of it; blocks cut out for attention are some.
-    assert memory.temp_size_in_bytes < state.cache.keys.nbytes // 2
-    for cache in caches:
-        assert set(_operations_of_size(program.as_text(), cache.shape)) == {"scatter"}
+    assert memory.alias_size_in_bytes >= 2 * sum(cache.nbytes for cache in [pool, *ring])
+    # A copy would be all of it; blocks cut out for attention, as float32, are some.
+    assert memory.temp_size_in_bytes < 4 * pool.size // 2
+    assert set(_operations_of_size(program.as_text(), pool.shape)) == {"scatter"}
+    for cache in ring:
+        # A window's small ring is read whole, which of narrow numbers makes a wide copy.
+        read = {"convert", "bitcast-convert"} if getattr(drafter, "window", 0) and cached != "float32" else set()
+        assert {"scatter"} <= set(_operations_of_size(program.as_text(), cache.shape)) <= {"scatter"} | read
 
 
-def _big_state(drafter: Drafter) -> DecodeState:
+def _big_state(drafter: Drafter, weights: str, cached: str) -> DecodeState:
     return start_state(
-        abstract(CONFIGS["hybrid"]), drafter, [[1]] * ROWS, [30_000] * ROWS,
-        page_size=64, dtype=jnp.float32, penalized=False,
+        abstract(CONFIGS["hybrid"], jnp.dtype(weights)), drafter, [[1]] * ROWS, [30_000] * ROWS,
+        page_size=64, dtype=jnp.dtype(cached), penalized=False,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.bit_patterns import as_bits, as_floats, float_dtype
 from pallas_kernels.paged_attention import paged_attention
 from wmtp_jax.config import ModelConfig
 
@@ -18,7 +19,8 @@ class PagedCache:
     """Row b's position p lies in page ``table[b, p // P]`` of every layer.
 
     The pool is flat, R = layers * ``pages``: layer l's page i is pool page ``l * pages + i``. A separate layer axis
-    would have to be reshaped away for attention, and XLA then copies the pool at every write.
+    would have to be reshaped away for attention, and XLA then copies the pool at every write. The dtype is that of
+    ``bit_patterns.as_bits``.
     """
 
     keys: Float[Array, "R K P D"]
@@ -63,8 +65,8 @@ class PagedCache:
         """Attention of the T positions after ``lengths``, whose keys are already stored, over all up to themselves."""
         return paged_attention(
             q,
-            self.keys,
-            self.values,
+            as_floats(self.keys),
+            as_floats(self.values),
             self.table + layer * self.pages,
             lengths,
             k_scales=self.key_scales,
@@ -76,9 +78,9 @@ class PagedCache:
 def _store(pages: Array, scales: Array | None, at: tuple, new: Float[Array, "B T K D"]) -> tuple[Array, Array | None]:
     """Pages and scales with new entries."""
     if scales is not None:
-        new, scale = quantize(new, pages.dtype)
+        new, scale = quantize(new, float_dtype(pages))
         scales = scales.at[at].set(scale, mode="drop")
-    return pages.at[at].set(new.astype(pages.dtype), mode="drop"), scales
+    return pages.at[at].set(as_bits(new.astype(float_dtype(pages))), mode="drop"), scales
 
 
 def quantize(x: Float[Array, "*B D"], dtype: DTypeLike) -> tuple[Array, Float[Array, "*B"]]:
@@ -115,6 +117,5 @@ def allocate(
     pages = int(starts[-1])
     shape = (config.count("attention") * pages, a.num_kv_heads, page_size, a.head_dim)
     scales = [jnp.zeros(shape[:-1]) if jnp.dtype(dtype).itemsize == 1 else None for _ in range(2)]
-    return PagedCache(
-        jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(table, jnp.int32), pages, kernels, *scales
-    )
+    keys, values = (as_bits(jnp.zeros(shape, dtype)) for _ in range(2))
+    return PagedCache(keys, values, jnp.asarray(table, jnp.int32), pages, kernels, *scales)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.bit_patterns import as_bits, as_floats, float_dtype
 from pallas_kernels.sink_window_attention import ring_slot, sink_window_attention
 from wmtp_jax.cache.ring_shape import RingShape
 
@@ -18,7 +19,10 @@ from wmtp_jax.cache.ring_shape import RingShape
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DraftRing:
-    """A native (unwindowed) cache is the ring without a sink whose window is the whole capacity: it never wraps."""
+    """A native (unwindowed) cache is the ring without a sink whose window is the whole capacity: it never wraps.
+
+    The dtype is that of ``bit_patterns.as_bits``.
+    """
 
     keys: Float[Array, "B K C D"]
     values: Float[Array, "B K C D"]
@@ -38,8 +42,8 @@ class DraftRing:
         slot = jnp.where(valid, ring_slot(positions, self.sink, capacity), capacity)
         rows, heads = jnp.arange(slot.shape[0]), jnp.arange(self.keys.shape[1])
         at = (rows[:, None, None], heads, slot[..., None])
-        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
-        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
+        k, v = (as_bits(x.astype(float_dtype(self.keys))) for x in (k, v))
+        keys, values = self.keys.at[at].set(k, mode="drop"), self.values.at[at].set(v, mode="drop")
         return replace(self, keys=keys, values=values)
 
     def attend(
@@ -48,7 +52,13 @@ class DraftRing:
         """Attends to the sink, the last ``window`` of the ``committed`` entries, and drafted entries up to itself."""
         start = jnp.broadcast_to((committed - self.window)[:, None], positions.shape)
         return sink_window_attention(
-            q, self.keys, self.values, positions, start, self.sink, implementation=self.kernels
+            q,
+            as_floats(self.keys),
+            as_floats(self.values),
+            positions,
+            start,
+            self.sink,
+            implementation=self.kernels,
         )
 
     def is_read(self, positions: Int[Array, "B T"], committed: Int[Array, " B"]) -> Bool[Array, "B T"]:
@@ -60,5 +70,5 @@ def allocate_ring(
     rows: int, kv_heads: int, head_dim: int, shape: RingShape, dtype: DTypeLike, kernels: str | None = None
 ) -> DraftRing:
     """An empty ring."""
-    keys, values = (jnp.zeros((rows, kv_heads, shape.slots, head_dim), dtype) for _ in range(2))
+    keys, values = (as_bits(jnp.zeros((rows, kv_heads, shape.slots, head_dim), dtype)) for _ in range(2))
     return DraftRing(keys, values, shape.sink, shape.window, kernels)

@@ -11,11 +11,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.bit_patterns import take_rows
 from wmtp_jax.config import RECURRENT_KINDS, BlockKind, ModelConfig, Segment
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.block import Block
 from wmtp_jax.models.delta_net import DeltaNet
-from wmtp_jax.models.layers import Linear, RMSNorm
+from wmtp_jax.models.layers import Linear, RMSNorm, float32_product
 from wmtp_jax.models.mamba import Mamba2
 from wmtp_jax.models.mtp import MTP
 from wmtp_jax.models.recurrent import RecurrentState
@@ -57,14 +58,13 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         """Token embeddings, shared by the target and the draft head."""
-        return self.embedding[...][tokens]
+        return take_rows(self.embedding[...], tokens)
 
     def logits(self, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         """Float32 logits of normed hidden states, from the target or from the draft head."""
         if self.lm_head is not None:
-            kernel = self.lm_head.kernel[...]
-            return jnp.einsum("btm,mv->btv", hidden, kernel, preferred_element_type=jnp.float32)
-        return jnp.einsum("btm,vm->btv", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+            return float32_product(hidden, self.lm_head.kernel[...])
+        return float32_product(hidden, self.embedding[...], axis=1)
 
     def hidden_states(
         self,

@@ -38,18 +38,37 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(size_out, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
-        y = _product(x, self.kernel[...])
+        y = product(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
 
 
-def _product(x: Float[Array, "*S I"], kernel: Float[Array, "I O"]) -> Float[Array, "*S O"]:
-    """``x @ kernel``. On a CPU, one vector is split: XLA reads a kernel of a megabyte on one core alone."""
-    parts = math.gcd(kernel.shape[0], _CORES)
-    if x.size > kernel.shape[0] or parts == 1 or jax.default_backend() != "cpu":
+def product(x: Float[Array, "*S I"], kernel: Float[Array, "I O"]) -> Float[Array, "*S O"]:
+    """``x @ kernel`` in the dtype of x, in the way that reads the kernel fastest."""
+    if jax.default_backend() != "cpu":
         return x @ kernel
+    if x.dtype == jnp.float32:
+        return _split_product(x, kernel) if x.size == kernel.shape[0] else x @ kernel
+    return float32_product(x, kernel).astype(x.dtype)
+
+
+def float32_product(x: Float[Array, "*S I"], kernel: Float[Array, "..."], axis: int = 0) -> Float[Array, "*S O"]:
+    """x times a kernel, [I, O] or with ``axis=1`` [O, I], summed and returned in float32.
+
+    XLA's CPU library has fast kernels of this form for bfloat16, from two vectors on, which give a vector the same
+    result whatever is beside it; for any other form the whole kernel is converted to float32 first.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    alone = len(flat) == 1 and x.dtype != jnp.float32 and jax.default_backend() == "cpu"
+    taken = jnp.concatenate([flat, flat]) if alone else flat
+    y = jax.lax.dot_general(taken, kernel, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+    return y[: len(flat)].reshape(*x.shape[:-1], -1)
+
+
+def _split_product(x: Float[Array, "*S I"], kernel: Float[Array, "I O"]) -> Float[Array, "*S O"]:
+    """One vector's product in parts that are summed: XLA reads a kernel of a megabyte on one core alone."""
+    parts = math.gcd(kernel.shape[0], _CORES)
     pieces, kernels = x.reshape(parts, 1, -1), kernel.reshape(parts, -1, kernel.shape[1])
-    sums = jnp.matmul(pieces, kernels, preferred_element_type=jnp.float32)
-    return sums.sum(axis=0).astype(x.dtype).reshape(*x.shape[:-1], -1)
+    return jnp.matmul(pieces, kernels).sum(axis=0).reshape(*x.shape[:-1], -1)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Float[Array, " R"], float]:
