@@ -109,7 +109,7 @@ def hf_config(metadata: Metadata, names: Collection[str], rope_factors: np.ndarr
         "vocab_size": _vocab_size(metadata),
         "hidden_size": hidden,
         "intermediate_size": metadata.integer(".feed_forward_length"),
-        "num_hidden_layers": metadata.integer(".block_count"),
+        "num_hidden_layers": _layers(metadata, names),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer(".attention.head_count_kv", heads),
         "head_dim": _head_dim(metadata, hidden, heads),
@@ -134,6 +134,14 @@ def _refuse(metadata: Metadata) -> None:
         if value is not None and value not in harmless:
             full = f"{metadata.architecture}.{key}"
             raise UserError(f"{metadata.path}: {full}={value!r:.60} is not supported; no model here computes it")
+
+
+def _layers(metadata: Metadata, names: Collection[str]) -> int:
+    layers = metadata.integer(".block_count")
+    if layers > len(names):
+        full = f"{metadata.architecture}.block_count={layers}"
+        raise UserError(f"{metadata.path}: {full}, but it holds {len(names)} tensors only; download it again")
+    return layers
 
 
 def _vocab_size(metadata: Metadata) -> int:
