@@ -1,4 +1,4 @@
-"""Streams a Hugging Face folder into an Orbax checkpoint, piece by piece."""
+"""Streams a Hugging Face folder or a GGUF file into an Orbax checkpoint, piece by piece."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,9 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
 from checkpoints_convert.atomic import atomic_folder
-from checkpoints_convert.hub import local_folder
+from checkpoints_convert.open_source import local_path, open_source
 from checkpoints_convert.plan import Plan, make_plan
-from checkpoints_convert.tokenizer_files import copy_companions
 from checkpoints_convert.values import ValueReader
-from checkpoints_convert.weight_folder import WeightFolder
 from wmtp_jax.checkpoint import (
     INDEX_NAME,
     MODEL_NAME,
@@ -61,7 +59,7 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Converts a Hugging Face folder, or a hub id, into the folder ``out``.
+    """Converts a Hugging Face folder, a hub id or a GGUF file into the folder ``out``.
 
     Memory stays constant, whatever the checkpoint's size. ``out`` appears complete or not at all. ``dtype`` is that
     of the stored weights, bfloat16 or float32; loading may take another. Raises UserError that lists every mismatch.
@@ -69,12 +67,12 @@ def convert(
     started = time.monotonic()
     if not str(out):
         raise UserError("the folder to make has an empty name: give another")
-    folder, out = local_folder(source), Path(out).absolute()
-    _keep_apart(folder, out)
+    path, out = local_path(source), Path(out).absolute()
+    _keep_apart(path, out)
     dtype = parse_dtype(dtype)
-    with WeightFolder(folder) as files:
+    with open_source(path) as files:
         plan = make_plan(files, dtype, no_mtp=no_mtp)
-        plan.raise_problems(folder)
+        plan.raise_problems(path)
         values = ValueReader(files, plan)
         values.check_tied_head()
         total = sum(_nbytes(shape.shape, shape.dtype) for shape in plan.shapes.values())
@@ -82,7 +80,7 @@ def convert(
             write_parameters(values, plan, building / PARAMS_NAME, total, progress)
             values.raise_not_finite()
             (building / MODEL_NAME).write_text(config_to_json(plan.config))
-            warnings = copy_companions(folder, building)
+            warnings = files.write_companions(building)
     return Report(
         source=str(source),
         out=str(out),
@@ -97,10 +95,10 @@ def convert(
     )
 
 
-def _keep_apart(folder: Path, out: Path) -> None:
-    source, target = folder.resolve(), out.resolve()
+def _keep_apart(path: Path, out: Path) -> None:
+    source, target = path.resolve(), out.resolve()
     if source == target or target in source.parents:
-        raise UserError(f"{out}: would replace the source {folder}; choose another folder")
+        raise UserError(f"{out}: would replace the source {path}; choose another folder")
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -25,7 +25,10 @@ def local_folder(source: str | Path) -> Path:
 
 
 def require_folder(folder: Path) -> None:
-    """Raises UserError where ``folder`` is missing, a file, or empty."""
+    """Raises UserError where ``folder`` is missing, a file, empty, or holds nothing but a GGUF file."""
+    found = gguf_file(folder)
+    if found is not None:
+        raise UserError(f"{found}: is a GGUF file: convert it first with `wmtp convert {found} OUT`, and give OUT")
     if folder.is_file():
         raise UserError(f"{folder}: is a file, not a model folder")
     if not folder.is_dir():
@@ -36,6 +39,14 @@ def require_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
     if empty:
         raise UserError(f"{folder}: is empty")
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that ``path`` is, or alone holds beside no other weights."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    found = sorted(path.glob("*.gguf")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
+    return found[0] if len(found) == 1 else None
 
 
 def _download(hub_id: str) -> Path:

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from checkpoints_convert.tensor_files import TensorFolder
+from checkpoints_convert.weight_source import WeightSource
 
 Shape = tuple[int, ...]
 
@@ -24,7 +24,7 @@ class Layout(Protocol):
         """The shapes that ``sources`` must have for a parameter of ``shape``."""
         ...
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         """The parameter's slice ``start`` to ``stop`` along ``axis`` in the stored dtype."""
         ...
 
@@ -38,7 +38,7 @@ class Same:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [shape]
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         return files.read(sources[0], start, stop)
 
 
@@ -51,7 +51,7 @@ class Transposed:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [shape[::-1]]
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         return files.read(sources[0], start, stop).T
 
 
@@ -64,7 +64,7 @@ class ConvKernel:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [(shape[1], 1, shape[0])]
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         return files.read(sources[0], start, stop)[:, 0, :].T
 
 
@@ -77,7 +77,7 @@ class PackedExperts:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [(shape[0], shape[2], shape[1])]
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         return files.read(sources[0], start, stop).swapaxes(1, 2)
 
 
@@ -91,7 +91,7 @@ class ExpertList:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [(shape[2] // self.projections, shape[1])] * len(sources)
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         mine = sources[start * self.projections : stop * self.projections]
         stacked = np.stack([files.read(name) for name in mine])
         experts = stacked.reshape(stop - start, -1, stacked.shape[-1])
@@ -114,7 +114,7 @@ class KeyHeadGroups:
     def source_shapes(self, shape: Shape, sources: tuple[str, ...]) -> list[Shape]:
         return [(self.groups * sum(self.widths), shape[0])]
 
-    def read(self, files: TensorFolder, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
+    def read(self, files: WeightSource, sources: tuple[str, ...], start: int, stop: int) -> np.ndarray:
         rows = files.read(sources[0])
         grouped = rows.reshape(self.groups, sum(self.widths), -1)
         ends = np.cumsum(self.widths)

@@ -1,8 +1,8 @@
-"""Matches a folder's tensors with a model's parameters, strictly, before any value is read."""
+"""Matches stored tensors with a model's parameters, strictly, before any value is read."""
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from checkpoints_convert.families import find_family
 from checkpoints_convert.families.table import MTP_PREFIX, Entry, Family, Skip, head_name
 from checkpoints_convert.quantized import ACTIVATION_SCALES
-from checkpoints_convert.tensor_files import TensorInfo, read_json
-from checkpoints_convert.tokenizer_files import eos_ids
-from checkpoints_convert.weight_folder import WeightFolder
+from checkpoints_convert.tensor_files import TensorInfo
+from checkpoints_convert.weight_source import WeightSource
 from wmtp_jax.checkpoint import parameter_shapes
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
@@ -36,9 +35,9 @@ class Plan:
     tied_head: str | None
     problems: tuple[str, ...]
 
-    def raise_problems(self, folder: Path) -> None:
+    def raise_problems(self, source: Path) -> None:
         """Raises one UserError that lists every problem, if there is any."""
-        raise_all(f"{folder}: the tensors do not fit the config", self.problems)
+        raise_all(f"{source}: the tensors do not fit the config", self.problems)
 
 
 def raise_all(headline: str, problems: Sequence[str]) -> None:
@@ -55,12 +54,12 @@ def shown_problems(problems: Sequence[str]) -> list[str]:
     return [*problems[:SHOWN_PROBLEMS], *([f"... and {hidden} more"] if hidden > 0 else [])]
 
 
-def make_plan(files: WeightFolder, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:
-    """Reads config.json and compares what it promises with the tensors' names, shapes and dtypes.
+def make_plan(files: WeightSource, dtype: jnp.dtype, *, no_mtp: bool = False) -> Plan:
+    """Reads the config and compares what it promises with the tensors' names, shapes and dtypes.
 
     Raises UserError for a config that cannot be read or built; mismatches are collected in ``problems``.
     """
-    hf = read_json(files.folder / "config.json")
+    hf = files.config
     family = find_family(hf)
     stored = files.tensors
     has_mtp = any(name.startswith(MTP_PREFIX) for name in stored)
@@ -70,7 +69,9 @@ def make_plan(files: WeightFolder, dtype: jnp.dtype, *, no_mtp: bool = False) ->
         problems.append("config.json promises an MTP draft head, but the files hold no mtp.* tensor; use --no-mtp")
         no_mtp = True
     config = dataclasses.replace(
-        config, eos_ids=eos_ids(files.folder, config.eos_ids), mtp_pattern=() if no_mtp else config.mtp_pattern
+        config,
+        eos_ids=tuple(dict.fromkeys((*config.eos_ids, *files.eos_ids()))),
+        mtp_pattern=() if no_mtp else config.mtp_pattern,
     )
     entries = family.table(config, stored)
     used = {source for entry in entries for source in entry.sources}
@@ -99,7 +100,7 @@ _CACHE_SCALES = Skip(re.compile(r"\.[kv]_scale$"), "scale of cached keys or valu
 
 
 def _sort_unused(
-    family: Family, config: ModelConfig, stored: dict[str, TensorInfo], used: set[str], *, no_mtp: bool
+    family: Family, config: ModelConfig, stored: Mapping[str, TensorInfo], used: set[str], *, no_mtp: bool
 ) -> tuple[dict[str, str], list[str]]:
     skipped: dict[str, str] = {}
     unknown: list[str] = []
@@ -116,7 +117,7 @@ def _sort_unused(
     return skipped, unknown
 
 
-def _skipped_companions(files: WeightFolder, skipped: dict[str, str]) -> dict[str, str]:
+def _skipped_companions(files: WeightSource, skipped: dict[str, str]) -> dict[str, str]:
     """What goes with a weight that is left out, and of the others what is no part of the weight's values."""
     reasons = {
         name: skipped.get(weight) or (_ACTIVATION_REASON if name.endswith(ACTIVATION_SCALES) else None)
@@ -138,7 +139,7 @@ def _unfilled(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct]) -> 
     return problems + [f"no parameter is called {name}" for name in sorted(set(names) - shapes.keys())]
 
 
-def _mismatches(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], files: WeightFolder) -> list[str]:
+def _mismatches(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], files: WeightSource) -> list[str]:
     missing, wrong = [], []
     seen: set[str] = set()
     for entry in entries:
@@ -155,5 +156,5 @@ def _mismatches(entries: list[Entry], shapes: dict[str, jax.ShapeDtypeStruct], f
             elif quantized is not None and quantized.faults:
                 wrong += quantized.faults
             elif info.shape != shape:
-                wrong.append(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from config.json")
+                wrong.append(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)} from the config")
     return missing + wrong

@@ -1,4 +1,4 @@
-"""What a model folder holds, told from its headers: no weight is read."""
+"""What a model folder or a GGUF file holds, told from its headers: no weight is read."""
 
 import math
 from collections import Counter
@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from checkpoints_convert.hub import local_folder
+from checkpoints_convert.open_source import local_path, open_source
 from checkpoints_convert.plan import make_plan
 from checkpoints_convert.tensor_files import DTYPES
-from checkpoints_convert.weight_folder import WeightFolder
 from wmtp_jax.checkpoint import MODEL_NAME, parameter_shapes, read_index, read_model_config
 from wmtp_jax.config import BlockKind, ModelConfig
 from wmtp_jax.plan.sizes import sizes_of_config
@@ -22,14 +21,14 @@ STATE_BYTES = 4
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
-    """Describes a Hugging Face folder or a converted one, as a dictionary that JSON can hold.
+    """Describes a converted folder, a Hugging Face folder or a GGUF file, as a dictionary that JSON can hold.
 
-    ``problems`` lists what would stop a conversion. Raises UserError for a folder that cannot be read at all.
+    ``problems`` lists what would stop a conversion. Raises UserError for what cannot be read at all.
     """
-    folder = local_folder(path)
-    if (folder / MODEL_NAME).is_file():
-        return _inspect_converted(folder)
-    return _inspect_hugging_face(folder)
+    found = local_path(path)
+    if (found / MODEL_NAME).is_file():
+        return _inspect_converted(found)
+    return _inspect_source(found)
 
 
 def _inspect_converted(folder: Path) -> dict[str, Any]:
@@ -50,14 +49,14 @@ def _inspect_converted(folder: Path) -> dict[str, Any]:
     }
 
 
-def _inspect_hugging_face(folder: Path) -> dict[str, Any]:
-    with WeightFolder(folder) as files:
+def _inspect_source(path: Path) -> dict[str, Any]:
+    with open_source(path) as files:
         values = _stored_values((info.dtype, info.shape) for info in files.tensors.values())
         dtype = DTYPES.get(next(iter(values), ""), jnp.dtype(jnp.bfloat16))
         plan = make_plan(files, jnp.dtype(dtype))
     return {
-        "path": str(folder),
-        "format": "huggingface",
+        "path": str(path),
+        "format": files.format,
         "family": plan.family.name,
         "stored_values": values,
         **_describe(plan.config, plan.shapes),

@@ -1,12 +1,10 @@
 """Reads safetensors folders row by row, without mapping files into memory.
 
-A mapped file counts towards resident memory and kills the process with SIGBUS when it shrinks under it; plain reads at
-known offsets do neither. The safetensors library validates each header.
+The safetensors library validates each header.
 """
 
 import json
 import math
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from checkpoints_convert.raw_files import RawFiles
 from wmtp_jax.errors import UserError
 
 DTYPES: dict[str, np.dtype] = {
@@ -32,7 +31,7 @@ SINGLE_NAME = "model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """Where one stored tensor lies: ``dtype`` in safetensors spelling, ``offset`` in bytes from the file's start."""
+    """Where one stored tensor lies: ``dtype`` in the file's spelling, ``offset`` in bytes from its start."""
 
     path: Path
     dtype: str
@@ -47,9 +46,9 @@ class TensorFolder:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.path = folder
         self.tensors: dict[str, TensorInfo] = {}
-        self._files: dict[Path, int] = {}
+        self._files = RawFiles()
         for path, expected in _shards(folder).items():
             found = _read_header(path)
             _check_shard(path, found, expected)
@@ -59,9 +58,7 @@ class TensorFolder:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
+        self._files.close()
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows ``start`` to ``stop`` along the first axis, in the stored dtype (one of ``DTYPES``)."""
@@ -76,20 +73,8 @@ class TensorFolder:
             shape = (stop - start, *info.shape[1:])
         row_bytes = math.prod(info.shape[1:]) * dtype.itemsize
         out = np.empty(shape, dtype)
-        self._read_into(info, info.offset + start * row_bytes, out, name)
+        self._files.read_into(info.path, info.offset + start * row_bytes, out, name)
         return out
-
-    def _read_into(self, info: TensorInfo, offset: int, out: np.ndarray, name: str) -> None:
-        file = self._files.get(info.path)
-        if file is None:
-            file = self._files[info.path] = os.open(info.path, os.O_RDONLY)
-        view = out.reshape(-1).view(np.uint8).data
-        done = 0
-        while done < len(view):
-            count = os.preadv(file, [view[done:]], offset + done)
-            if count == 0:
-                raise UserError(f"{info.path}: ends inside tensor {name}; the file changed or is truncated")
-            done += count
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:

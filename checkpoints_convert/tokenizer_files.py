@@ -32,18 +32,18 @@ def copy_companions(source: Path, out: Path) -> list[str]:
     return []
 
 
-def eos_ids(folder: Path, from_config: tuple[int, ...]) -> tuple[int, ...]:
-    """Every id that ends a text: config.json's, generation_config.json's and the tokenizer's eos_token, once each.
+def eos_ids(folder: Path) -> tuple[int, ...]:
+    """Every id that ends a text, config.json's apart: generation_config.json's and the tokenizer's eos_token.
 
     Chat models end their turns with a token that config.json often does not name.
     """
-    ids: list[Any] = list(from_config)
+    ids: list[Any] = []
     generation = folder / GENERATION_NAME
     if generation.is_file():
         value = read_json(generation).get("eos_token_id")
         ids += value if isinstance(value, list) else [value]
     ids.append(_tokenizer_eos(folder))
-    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and not isinstance(i, bool)))
+    return tuple(i for i in ids if isinstance(i, int) and not isinstance(i, bool))
 
 
 def _tokenizer_eos(folder: Path) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints_convert.families.table import Entry
 from checkpoints_convert.plan import Plan, raise_all
-from checkpoints_convert.weight_folder import WeightFolder
+from checkpoints_convert.weight_source import WeightSource
 
 PIECE_BYTES = 64 * 2**20
 
@@ -25,7 +25,7 @@ class Values(NamedTuple):
 class ValueReader:
     """Streams parameters of a plan; remembers which held NaN or infinite values, to report them together."""
 
-    def __init__(self, files: WeightFolder, plan: Plan):
+    def __init__(self, files: WeightSource, plan: Plan):
         self.files = files
         self.plan = plan
         self._not_finite: list[str] = []
@@ -63,11 +63,11 @@ class ValueReader:
             same = same and a.tobytes() == b.tobytes()
         if not same:
             problem = f"{head} differs from {embedding}, though config.json says tie_word_embeddings"
-            raise_all(f"{self.files.folder}: the tensors do not fit the config", [problem])
+            raise_all(f"{self.files.path}: the tensors do not fit the config", [problem])
 
     def raise_not_finite(self) -> None:
         """Raises one UserError that lists every parameter read so far whose values are not all finite."""
-        raise_all(f"{self.files.folder}: damaged weights", self._not_finite)
+        raise_all(f"{self.files.path}: damaged weights", self._not_finite)
 
 
 def _cuts(entry: Entry, target: jax.ShapeDtypeStruct) -> Iterator[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,7 @@ from checkpoints_convert.quantized import (
     weight_name,
 )
 from checkpoints_convert.tensor_files import DTYPES, TensorFolder, read_json
+from checkpoints_convert.tokenizer_files import copy_companions, eos_ids
 
 # Looking codes up turns them into eight-byte indices, so many at a time.
 _CHUNK = 2**18
@@ -37,9 +39,12 @@ class WeightFolder(TensorFolder):
     ``quantized`` says why.
     """
 
+    format: ClassVar[str] = "huggingface"
+
     def __init__(self, folder: Path):
         super().__init__(folder)
-        config = read_quantization(read_json(folder / "config.json"))
+        self.config = read_json(folder / "config.json")
+        config = read_quantization(self.config)
         stored = self._stored = dict(self.tensors)
         self.quantized: dict[str, Quantized] = {}
         self.companions: dict[str, str] = {}
@@ -79,6 +84,14 @@ class WeightFolder(TensorFolder):
                 factor = self._factors(name, scale, start, stop)
                 factors = factors / factor if scale.divides else factors * factor
             return _multiply_blocks(values, factors, first.block[-1])
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids in generation_config.json and that of the tokenizer's eos_token."""
+        return eos_ids(self.path)
+
+    def write_companions(self, out: Path) -> list[str]:
+        """Copies every file that goes with the weights; returns warnings about what is absent."""
+        return copy_companions(self.path, out)
 
     def _factors(self, weight: str, scale: Scale, start: int, stop: int) -> np.ndarray:
         """The scale's factors for rows ``start`` to ``stop``, still one for each block of columns.

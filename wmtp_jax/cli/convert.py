@@ -1,4 +1,4 @@
-"""`wmtp convert`: a Hugging Face folder or hub id into a converted folder."""
+"""`wmtp convert`: a Hugging Face folder, hub id or GGUF file into a converted folder."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ def register(app: typer.Typer) -> None:
 
 
 def convert_command(
-    source: Annotated[str, typer.Argument(metavar="HF_DIR", help="A Hugging Face folder, or a hub id.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face folder, a hub id or a GGUF file.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to make.")],
     dtype: Annotated[str, typer.Option(help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
     no_mtp: Annotated[bool, typer.Option("--no-mtp", help="Leave the draft head out.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT once the new one is complete.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Convert a Hugging Face checkpoint, in constant memory; OUT appears complete or not at all."""
+    """Convert a Hugging Face or GGUF checkpoint, in constant memory; OUT appears complete or not at all."""
     from checkpoints_convert.convert import convert
 
     with _progress_bar() as progress:

@@ -1,4 +1,4 @@
-"""`wmtp inspect`: what a model folder holds, without loading weights."""
+"""`wmtp inspect`: what a model folder or GGUF file holds, without loading weights."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A Hugging Face folder, a hub id or a converted folder.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A Hugging Face or converted folder, a hub id or a GGUF file.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show layers, parameters, cache bytes a token and what a conversion would skip."""
@@ -34,7 +36,7 @@ def _lines(summary: Mapping[str, Any]) -> list[str]:
     sizes, size_bytes, cache = summary["parameters"], summary["parameter_bytes"], summary["cache_bytes_per_token"]
     layers = ", ".join(f"{count} {kind}" for kind, count in summary["layers"].items() if kind != "total")
     rows = {
-        "folder": f"{summary['path']} ({summary['format']})",
+        "model": f"{summary['path']} ({summary['format']})",
         "family": summary["family"] or "as described in model.json",
         "layers": f"{summary['layers']['total']}: {layers}",
         "draft head": "yes" if summary["has_mtp"] else "no",
