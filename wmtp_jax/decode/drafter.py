@@ -134,7 +134,7 @@ def draft_decode(
         at = position[:, None]
         ring = ring.write(*mtp.keys_values(entry, at), at, jnp.ones_like(at, bool))
         hidden = mtp.outputs(entry, at, lambda q: ring.attend(q, at, length))
-        logits = model.logits(hidden)[:, 0]
+        logits = model.draft_logits(hidden)[:, 0]
         token = choose(sampling, logits, position + 2, history)
         if history is not None:
             history = history.add(token[:, None], jnp.ones_like(at, bool))

@@ -1,12 +1,13 @@
 """The loop: draft, verify, accept, commit. One jitted program; the host reads tokens every few steps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from wmtp_jax.cache.paged import PagedCache
 from wmtp_jax.decode.drafter import Drafter
@@ -75,7 +76,7 @@ def commit(
     """
     choices = verified.choices
     accepted = jnp.cumprod(drafts == choices[:, :-1], axis=1).sum(axis=1).astype(jnp.int32)
-    count, stopped = _cut(state, choices, accepted, stops)
+    count, stopped = cut(state, choices, accepted, stops)
     emitted = jnp.arange(choices.shape[1]) < count[:, None]
     recurrent = tuple(
         commit_run(old, run, jnp.broadcast_to(count, old.memory.shape[:2]))
@@ -98,7 +99,9 @@ def commit(
     return new, count
 
 
-def _cut(state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " B"], stops: Int[Array, "B E"]):
+def cut(
+    state: DecodeState, choices: Int[Array, "B N"], accepted: Int[Array, " B"], stops: Int[Array, "B E"]
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """How many choices are emitted: accepted drafts and one more, up to a stop token or the row's limit."""
     stop = jnp.any(choices[..., None] == stops[:, None, :], axis=-1)
     offsets = jnp.arange(choices.shape[1])
@@ -118,7 +121,17 @@ def decode(
 ) -> tuple[DecodeState, Emitted]:
     """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place."""
     target = model.unpack()
-    rows, run = state.pending.shape[0], drafter.gamma + 1
+    return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)
+
+
+def run_steps(
+    step: Callable[[DecodeState], tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]],
+    state: DecodeState,
+    run: int,
+    steps: int,
+) -> tuple[DecodeState, Emitted]:
+    """Up to ``steps`` steps, each of which emits the first few of ``run`` tokens a row, until every row is done."""
+    rows = state.pending.shape[0]
 
     def running(carry) -> Array:
         state, out = carry
@@ -126,7 +139,7 @@ def decode(
 
     def body(carry):
         state, out = carry
-        state, choices, count = step(target, drafter, state, sampling, stops)
+        state, choices, count = step(state)
         offsets = jnp.arange(run)
         # A slot past the buffer is dropped: choices that are not emitted go nowhere.
         slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])

@@ -16,6 +16,7 @@ from wmtp_jax.config import RECURRENT_KINDS, BlockKind, ModelConfig, Segment
 from wmtp_jax.models.attention import Attention
 from wmtp_jax.models.block import Block
 from wmtp_jax.models.delta_net import DeltaNet
+from wmtp_jax.models.draft_vocabulary import DraftVocabulary
 from wmtp_jax.models.layers import Linear, RMSNorm, float32_product
 from wmtp_jax.models.mamba import Mamba2
 from wmtp_jax.models.mtp import MTP
@@ -55,6 +56,9 @@ class Decoder(nnx.Module):
         head = (config.hidden_size, config.vocab_size)
         self.lm_head = None if config.tie_embeddings else Linear(*head, rngs=rngs, dtype=dtype)
         self.mtp = MTP(config, rngs=rngs, dtype=dtype) if config.has_mtp else None
+        # Heads that were trained beside the model, and the fewer tokens that they draft; see wmtp_jax.clp.
+        self.heads: Any = None
+        self.draft_vocabulary: DraftVocabulary | None = None
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         """Token embeddings, shared by the target and the draft head."""
@@ -65,6 +69,12 @@ class Decoder(nnx.Module):
         if self.lm_head is not None:
             return float32_product(hidden, self.lm_head.kernel[...])
         return float32_product(hidden, self.embedding[...], axis=1)
+
+    def draft_logits(self, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        """The same for drafts, which may be chosen from fewer tokens."""
+        if self.draft_vocabulary is None:
+            return self.logits(hidden)
+        return self.draft_vocabulary.spread(self.draft_vocabulary.logits(hidden))
 
     def hidden_states(
         self,

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint.experimental.v1 as ocp
 
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder, abstract, build
 from wmtp_jax.models.parameters import named_parameters, with_parameters
+from wmtp_jax.train.checkpoints import restore_state, save_state
 from wmtp_jax.train.loss import Losses, losses, total
 from wmtp_jax.train.optimizer import make_optimizer, schedule
 
@@ -78,7 +77,8 @@ def train(
         schedule(train_config.learning_rate, train_config.warmup, train_config.decay_from, train_config.steps),
         train_config.weight_decay,
     )
-    state = _restore(config, optimizer, folder) or _initial(config, optimizer, train_config.seed)
+    shapes = jax.eval_shape(lambda: _initial(config, optimizer, 0))
+    state = restore_state(shapes, folder) or _initial(config, optimizer, train_config.seed)
     template = abstract(config)
     step_function = _make_step(template, optimizer, train_config.mtp_weight)
     for step in range(int(state["step"]), train_config.steps):
@@ -99,7 +99,7 @@ def train(
             with (folder / "log.jsonl").open("a") as log:
                 log.write(json.dumps(row) + "\n")
         if (step + 1) % train_config.save_every == 0 or last:
-            _save(state, folder)
+            save_state(state, folder)
     return with_parameters(template, state["parameters"])
 
 
@@ -154,25 +154,3 @@ def _row(value: Losses) -> dict[str, Any]:
         "draft_loss": [round(float(x), 4) for x in value.draft],
         "draft_accuracy": [round(float(x), 4) for x in value.draft_accuracy],
     }
-
-
-def _save(state: dict[str, Any], folder: Path) -> None:
-    """Writes checkpoint-STEP (Orbax makes it appear whole or not at all), then drops all but the newest two."""
-    path = folder / f"checkpoint-{int(state['step']):07d}"
-    leaves = {str(index): leaf for index, leaf in enumerate(jax.tree.leaves(state))}
-    ocp.save(str(path.absolute()), leaves, overwrite=True)
-    for old in sorted(folder.glob("checkpoint-*"))[:-2]:
-        shutil.rmtree(old)
-
-
-def _restore(config: ModelConfig, optimizer: optax.GradientTransformation, folder: Path) -> dict[str, Any] | None:
-    found = sorted(path for path in folder.glob("checkpoint-*") if ocp.is_orbax_checkpoint(str(path)))
-    if not found:
-        return None
-    shapes = jax.eval_shape(lambda: _initial(config, optimizer, 0))
-    leaves, tree = jax.tree.flatten(shapes)
-    try:
-        loaded = ocp.load(str(found[-1].absolute()), {str(index): leaf for index, leaf in enumerate(leaves)})
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{found[-1]}: does not fit this model's configuration ({str(error)[:200]})") from None
-    return jax.tree.unflatten(tree, [loaded[str(index)] for index in range(len(leaves))])

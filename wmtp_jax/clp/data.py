@@ -1,0 +1,154 @@
+"""What heads are trained on: token sequences and the frozen backbone's hidden states after every token.
+
+The backbone reads everything once; its states are kept on the disk, so that an epoch costs only the heads.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from wmtp_jax.errors import UserError
+from wmtp_jax.generation.stream import generate
+from wmtp_jax.model import Model
+from wmtp_jax.models.decoder import Decoder
+
+Note = Callable[[str], None]
+_MADE = "collected.json"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token ids [R, T], and which of them a head should learn to write: all of a text's, only the answer of a chat."""
+
+    tokens: Int[np.ndarray, "R T"]
+    counted: Bool[np.ndarray, "R T"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Sequences with the backbone's normed hidden states, bfloat16 on the disk."""
+
+    sequences: Sequences
+    hidden: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def batch(self, rows: Int[np.ndarray, " B"]) -> tuple[Array, Array, Array]:
+        """Hidden states (bfloat16), tokens and counted of some rows."""
+        order = np.sort(rows)
+        hidden = jnp.asarray(np.asarray(self.hidden[order]).view(ml_dtypes.bfloat16))
+        return hidden, jnp.asarray(self.sequences.tokens[order]), jnp.asarray(self.sequences.counted[order])
+
+
+def text_sequences(model: Model, texts: Sequence[str], length: int, limit: int) -> Sequences:
+    """Texts as they are, one after the other with an end token between, cut to ``length``; at most ``limit`` tokens."""
+    ids: list[int] = []
+    for text in texts:
+        ids += [*model.encode_bare(text), *model.eos_ids[:1]]
+        if len(ids) >= limit:
+            break
+    rows = min(len(ids), limit) // length
+    if not rows:
+        raise UserError(f"the text has only {len(ids)} tokens, fewer than one sequence of {length}")
+    tokens = np.array(ids[: rows * length], np.int32).reshape(rows, length)
+    return Sequences(tokens, np.ones_like(tokens, bool))
+
+
+def distilled_sequences(
+    model: Model, prompts: Sequence[str], length: int, *, temperature: float, rows: int, seed: int, note: Note
+) -> Sequences:
+    """The backbone's own answers to prompts: what it will write is what its heads should learn to foresee.
+
+    Prompts are asked by the chat template where there is one. Those that leave less than half of ``length`` for an
+    answer are left out.
+    """
+    encoded = [_encode(model, prompt) for prompt in prompts]
+    encoded = [ids for ids in encoded if ids and len(ids) <= length // 2]
+    if not encoded:
+        raise UserError(f"no prompt is short enough: {length // 2} tokens at most, half of a sequence")
+    tokens = np.zeros((len(encoded), length), np.int32)
+    counted = np.zeros((len(encoded), length), bool)
+    # Rows of one batch end together, so prompts of like lengths go together; the last batch is filled up.
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+    for begin in range(0, len(order), rows):
+        own = order[begin : begin + rows]
+        asked = [encoded[index] for index in (own * rows)[:rows]]
+        room = length - len(encoded[own[-1]])
+        made = generate(
+            model, asked, gamma=0, max_new_tokens=room, temperature=temperature, seed=seed + begin, steps_per_read=64
+        )
+        for index, prompt, answer in zip(own, asked, made.tokens, strict=False):
+            whole = [*prompt, *answer][:length]
+            tokens[index, : len(whole)] = whole
+            counted[index, len(prompt) : len(whole)] = True
+        note(f"{min(begin + rows, len(order))} of {len(order)} prompts answered")
+    return Sequences(tokens, counted)
+
+
+def _encode(model: Model, prompt: str) -> list[int]:
+    if model.chat_template is None:
+        return model.encode(prompt)
+    return model.encode_chat([{"role": "user", "content": prompt}])
+
+
+def collect(model: Decoder, folder: Path, make: Callable[[], Sequences], rows: int, note: Note) -> Collected:
+    """The sequences that ``make`` gives and the backbone's states, from ``folder`` where an earlier run left them."""
+    names = [folder / f"{name}.npy" for name in ("tokens", "counted", "hidden")]
+    if not (folder / _MADE).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        sequences = make()
+        np.save(names[0], sequences.tokens)
+        np.save(names[1], sequences.counted)
+        shape = (*sequences.tokens.shape, model.config.hidden_size)
+        states = np.lib.format.open_memmap(names[2], mode="w+", dtype=np.uint16, shape=shape)
+        done = 0
+        for part in _states(model, sequences.tokens, rows):
+            states[done : done + len(part)] = part
+            done += len(part)
+            note(f"{done} of {len(sequences)} sequences read")
+        states.flush()
+        # Last, so that its presence says that the rest is whole.
+        (folder / _MADE).write_text(json.dumps({"sequences": len(sequences), "tokens": int(sequences.counted.sum())}))
+    tokens, counted, hidden = (np.load(name, mmap_mode="r" if name == names[2] else None) for name in names)
+    return Collected(Sequences(tokens, counted), hidden)
+
+
+def _states(model: Decoder, tokens: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    for begin in range(0, len(tokens), rows):
+        part = tokens[begin : begin + rows]
+        padded = np.concatenate([part, np.repeat(part[:1], rows - len(part), axis=0)])
+        hidden = _hidden(model, jnp.asarray(padded)).astype(jnp.bfloat16)
+        yield np.asarray(hidden).view(np.uint16)[: len(part)]
+
+
+@jax.jit
+def _hidden(model: Decoder, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+    return model.sequence(tokens)
+
+
+def split(collected: Collected, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row numbers for the heads (four fifths), for the length predictor, and held out from both (a tenth each)."""
+    order = np.random.default_rng(seed).permutation(len(collected))
+    tenth = len(order) // 10
+    if not tenth:
+        raise UserError(f"only {len(order)} training sequences: at least 10 are needed, to hold some out")
+    return order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth]
+
+
+def frequent_tokens(sequences: Sequences, size: int, vocab: int) -> Int[np.ndarray, " U"] | None:
+    """The ``size`` tokens written most often, by id; None for all."""
+    if not size or size >= vocab:
+        return None
+    counts = np.bincount(sequences.tokens[sequences.counted], minlength=vocab)
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
