@@ -51,14 +51,14 @@ def initial_heads(config: HeadsConfig, model: Decoder, seed: int) -> Heads:
     if heads.mtp is None:
         return heads
     own = named_parameters(heads.mtp)
-    norm = model.final_norm.weight[...].astype(jnp.float32)
-    own |= dict.fromkeys(("norm.weight", "hidden_norm.weight"), norm)
+    own["norm.weight"] = jnp.array(model.final_norm.weight[...], jnp.float32)
     last = _last_layer(model, len(list(heads.mtp.blocks)))
     for index, block in enumerate(last):
         for name, value in named_parameters(block).items():
             target = f"blocks.{index}.{name}"
             if target in own and own[target].shape == value.shape:
-                own[target] = value.astype(jnp.float32)
+                # A copy: the trainer gives its arrays away, and these are the backbone's.
+                own[target] = jnp.array(value, jnp.float32)
     heads.writers = with_parameters(heads.mtp, own)
     return heads
 

@@ -1,0 +1,198 @@
+"""Head training: labels, what is trained and what is not, resuming, and the file that comes out."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import wmtp_jax as wmtp
+from tests.clp.backbones import heads_config, random_heads
+from tests.tiny import CONFIGS, tiny_model
+from wmtp_jax.clp.config import fingerprint
+from wmtp_jax.clp.data import Collected, Sequences, split
+from wmtp_jax.clp.heads import Heads, features
+from wmtp_jax.clp.outputs import judge, spans
+from wmtp_jax.clp.store import HEADS_NAME, attach, draft_vocabulary, load_heads, save_heads
+from wmtp_jax.clp.train import HeadTraining, initial_heads, train_heads
+from wmtp_jax.errors import UserError
+from wmtp_jax.models.parameters import named_parameters
+
+KINDS = ["parallel", "residual", "recurrent", "own"]
+
+
+def sequences(model, rows: int, length: int, seed: int) -> Collected:
+    """Random sequences in which every other token follows from the one before, and their states."""
+    rng = np.random.default_rng(seed)
+    vocab = model.config.vocab_size
+    tokens = rng.integers(0, vocab, (rows, length)).astype(np.int32)
+    tokens[:, 1::2] = (tokens[:, ::2] * 7 + 3) % vocab
+    hidden = jax.jit(lambda m, x: m.sequence(x))(model, jnp.asarray(tokens)).astype(jnp.bfloat16)
+    return Collected(Sequences(tokens, rng.random(tokens.shape) < 0.9), np.asarray(hidden).view(np.uint16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draft_vocab", [0, 20])
+@pytest.mark.parametrize("competing", [False, True])
+def test_labels_are_those_of_going_through_the_text_token_by_token(kind, draft_vocab, competing):
+    if competing and kind in ("recurrent", "own"):
+        pytest.skip("an MTP layer cannot compete with the backbone's head: it sees that head's token")
+    model, k = tiny_model("hybrid", 4), 3
+    config = heads_config(model, kind, k, draft_vocab=draft_vocab, competing=competing)
+    ids = np.arange(0, 2 * draft_vocab, 2, dtype=np.int32) if draft_vocab else None
+    heads, vocabulary = random_heads(config, model, 1), draft_vocabulary(model, ids)
+    collected = sequences(model, 3, 14, 0)
+    hidden, tokens, counted = collected.batch(np.arange(3))
+    judged = judge(model, heads, vocabulary, hidden.astype(jnp.float32), tokens, counted)
+    logits = [np.asarray(vocabulary.spread(own)) for own in judged.logits]
+    span, there = (np.asarray(x) for x in spans(judged))
+    tokens, counted, offset = np.asarray(tokens), np.asarray(counted), config.offset
+    for row in range(3):
+        for t in range(14):
+            last = t + offset + k - 1
+            whole = last < 14 and all(counted[row, t + offset + i] for i in range(k))
+            assert there[row, t] == whole
+            if whole:
+                right = [logits[i][row, t].argmax() == tokens[row, t + offset + i] for i in range(k)]
+                assert span[row, t] == next((i for i, ok in enumerate(right) if not ok), k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_changes_heads_and_nothing_else(kind, tmp_path):
+    model = tiny_model("hybrid", 4)
+    before = {name: np.asarray(value).copy() for name, value in named_parameters(model).items()}
+    heads, rows = _trained(model, kind, tmp_path, epochs=12.0)
+    for name, value in named_parameters(model).items():
+        np.testing.assert_array_equal(np.asarray(value), before[name], err_msg=name)
+    accuracy = [row["held_out_accuracy"] for row in rows if "held_out_accuracy" in row]
+    if kind != "own":
+        losses = [row["loss"][0] for row in rows if "loss" in row]
+        assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.2
+        assert len(accuracy[-1]) == 2
+    assert 0 <= rows[-1]["mean_span"] <= 2
+    start = initial_heads(heads.config, model, 0)
+    changed = {
+        name.split(".")[0]
+        for (name, one), two in zip(named_parameters(start).items(), named_parameters(heads).values(), strict=True)
+        if not np.array_equal(one, two)
+    }
+    assert changed == {"predictor", "gate"} | (set() if kind == "own" else {"writers"})
+
+
+def _trained(model, kind, folder, epochs: float, save_every: int = 10, stop: int | None = None):
+    config = heads_config(model, kind, 2)
+    rows: list = []
+
+    def report(row):
+        rows.append(row)
+        if stop is not None and row.get("step") == stop and "held_out_accuracy" in row:
+            raise KeyboardInterrupt
+
+    training = HeadTraining(epochs=epochs, rows=8, learning_rate=1e-2, warmup=5, save_every=save_every, predictor_epochs=2)
+    heads = train_heads(
+        model, initial_heads(config, model, 0), draft_vocabulary(model, None),
+        sequences(model, 40, 18, 1), training, folder, report,
+    )  # fmt: skip
+    return heads, rows
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path):
+    model = tiny_model("attention", 2)
+    whole, _ = _trained(model, "residual", tmp_path / "whole", epochs=5.0, save_every=4)
+    with pytest.raises(KeyboardInterrupt):
+        _trained(model, "residual", tmp_path / "parts", epochs=5.0, save_every=4, stop=8)
+    resumed, rows = _trained(model, "residual", tmp_path / "parts", epochs=5.0, save_every=4)
+    assert rows[0]["step"] == 9
+    for name, value in named_parameters(resumed).items():
+        np.testing.assert_allclose(value, named_parameters(whole)[name], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("width", "k", "parameters"), [(1536, 2, 4611), (1536, 4, 7685), (20, 3, 84)])
+def test_the_predictor_has_a_class_for_every_length_and_one_layer(width, k, parameters):
+    config = dataclasses.replace(CONFIGS["attention"], hidden_size=width)
+    described = heads_config(tiny_model("attention", 0), "own", k)
+    heads = nnx.eval_shape(lambda: Heads(dataclasses.replace(described, hidden_size=width), config, rngs=nnx.Rngs(0)))
+    named = named_parameters(heads)
+    assert sum(np.prod(v.shape) for n, v in named.items() if n.startswith("predictor.")) == parameters
+    assert 0.9e6 < sum(np.prod(v.shape) for n, v in named.items() if n.startswith("gate.")) < 1.2e6
+
+
+def test_features_are_what_their_names_say():
+    logits = np.random.default_rng(0).standard_normal((3, 7)) * 2
+    chance = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    ordered = np.sort(chance, axis=-1)
+    expected = np.stack([ordered[:, -1], ordered[:, -1] - ordered[:, -2], -(chance * np.log(chance)).sum(-1)], -1)
+    np.testing.assert_allclose(features(jnp.asarray(logits)), expected, atol=1e-5)
+
+
+def test_sequences_for_heads_predictor_and_evaluation_are_apart():
+    parts = split(sequences(tiny_model("attention", 0), 43, 4, 0), 7)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(43))
+    assert [len(part) for part in parts] == [35, 4, 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draft_vocab", [0, 9])
+def test_heads_come_back_from_the_file(kind, draft_vocab, tmp_path):
+    model = tiny_model("hybrid", 4)
+    heads = random_heads(heads_config(model, kind, 3, draft_vocab=draft_vocab), model, 2)
+    ids = np.arange(1, 1 + draft_vocab, dtype=np.int32) if draft_vocab else None
+    save_heads(heads, ids, tmp_path / HEADS_NAME, {"seed": "0"})
+    read, vocabulary = load_heads(tmp_path, model)
+    assert read.config == heads.config
+    assert vocabulary.ids[...].tolist() == (list(range(model.config.vocab_size)) if ids is None else ids.tolist())
+    for name, value in named_parameters(read).items():
+        np.testing.assert_allclose(value, named_parameters(heads)[name], rtol=0.01, err_msg=name)
+    attached = attach(model, read, vocabulary)
+    own, backbones = (np.asarray(m.mtp.fc.kernel[...]) for m in (attached, model))
+    assert np.array_equal(own, backbones) == (kind != "recurrent")
+    assert model.heads is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), "no such file; `wmtp train heads` makes one"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-7]), "not a complete file of heads"),
+        (lambda path: path.write_bytes(b"garbage"), "not a complete file of heads"),
+        (lambda path: path.write_bytes(b""), "not a complete file of heads"),
+    ],
+)
+def test_a_damaged_file_of_heads_is_named(harm, message, tmp_path):
+    model = tiny_model("hybrid", 4)
+    save_heads(random_heads(heads_config(model, "residual", 2), model, 2), None, tmp_path / HEADS_NAME, {})
+    harm(tmp_path / HEADS_NAME)
+    with pytest.raises(UserError, match=message):
+        load_heads(tmp_path / HEADS_NAME, model)
+
+
+def test_heads_of_another_backbone_are_refused(tmp_path):
+    model, other = tiny_model("hybrid", 4), tiny_model("hybrid", 5)
+    assert fingerprint(model) != fingerprint(other)
+    save_heads(random_heads(heads_config(model, "residual", 2), model, 2), None, tmp_path / HEADS_NAME, {})
+    with pytest.raises(UserError, match="heads for another backbone of the same shape"):
+        load_heads(tmp_path, other)
+    with pytest.raises(UserError, match="heads for a backbone of width"):
+        load_heads(tmp_path, tiny_model("attention", 4))
+
+
+def test_a_backbone_has_one_fingerprint_in_every_dtype():
+    model = wmtp.load()
+    assert fingerprint(model.decoder) == fingerprint(wmtp.load(dtype="bfloat16").decoder)
+
+
+def test_heads_train_from_the_command_line(tmp_path, monkeypatch):
+    from wmtp_jax.cli import main
+
+    command = ["train", "heads", "--kind", "own", "--k", "2", "--tokens", "2000", "--length", "64", "--json"]
+    out: list = []
+    monkeypatch.setattr("wmtp_jax.cli.train.print_json", out.append)
+    assert main.run([*command, "--out", str(tmp_path)]) == 0
+    result = out[0]
+    assert json.loads(json.dumps(result["mean_span"])) > 0.2
+    model = wmtp.load()
+    heads, _ = load_heads(tmp_path / "own-2", model.decoder)
+    assert heads.config.k == 2

@@ -1,0 +1,201 @@
+"""``gamma="auto"``: every step drafts as many tokens as pay, and the target verifies them, so the text is unchanged.
+
+The length predictor, or the acceptance seen so far where there is none, says how many drafts are likely to be right;
+a table measured on this machine says what a step with each number of them costs. A step with g drafts is worth its
+expected tokens less what its time would bring at the rate of late: maximizing that is what maximizes tokens over time
+in the long run (renewal reward; Dinkelbach's method), which the largest ratio of a single step does not.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from wmtp_jax.clp.drafter import HeadsDrafter, newest_hidden
+from wmtp_jax.decode.drafter import Drafter, MTPDrafter, draft_decode, draft_extend
+from wmtp_jax.decode.loop import Emitted, commit, run_steps, verify
+from wmtp_jax.decode.sampling import Sampling
+from wmtp_jax.decode.state import Committed, DecodeState
+from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import Packed
+
+# Of the running averages: about the last hundred steps count.
+_DECAY = 0.99
+# Without a predictor, a plain step teaches nothing: so often one drafts all the same, to notice when drafts pay again.
+_RETRY = 32
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pace:
+    """What is known of speed: ``costs[g]`` milliseconds of a step with g drafts; and running averages.
+
+    ``tokens`` and ``spent`` (ms) are those of a step. ``right[j]`` and ``tried[j]`` count draft j + 1 where the drafts
+    before it were right. ``forced`` is the number of drafts of every step, -1 to choose. ``steps`` counts steps.
+    """
+
+    costs: Float[Array, " N"]
+    tokens: Float[Array, ""]
+    spent: Float[Array, ""]
+    right: Float[Array, " gamma"]
+    tried: Float[Array, " gamma"]
+    forced: Int[Array, ""]
+    steps: Int[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Paced:
+    """The inner drafter's arrays, and the pace."""
+
+    draft: Any
+    pace: Pace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Up to ``gamma`` of the inner drafter's tokens a step; how many is decided anew every step, for a batch together.
+
+    Rows of a batch share one forward pass, whose cost is that of its longest row: drafting fewer for one row would save
+    nothing, so the number that is best for their sum is taken.
+    """
+
+    drafter: Drafter
+
+    @property
+    def gamma(self) -> int:
+        return self.drafter.gamma
+
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> Paced:
+        count = self.gamma
+        pace = Pace(
+            costs=1.0 + 0.1 * jnp.arange(count + 1),
+            tokens=jnp.float32(1.0),
+            spent=jnp.float32(1.0),
+            # As if every draft had been tried twice and right once.
+            right=jnp.ones(count),
+            tried=jnp.full(count, 2.0),
+            forced=jnp.int32(-1),
+            steps=jnp.int32(0),
+        )
+        return Paced(self.drafter.start(model, rows, capacity, dtype), pace)
+
+    def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Paced:
+        return replace(draft, draft=self.drafter.prefill(model, draft.draft, hidden, next_tokens, start, prompt_length))
+
+    def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> Any:
+        raise TypeError("the number of drafts differs from step to step: use decode_adaptive")
+
+
+def survival(model: Decoder, state: DecodeState, pace: Pace) -> Float[Array, "B gamma"]:
+    """The probability that draft j + 1 and all before it will be right."""
+    chance = pace.right / pace.tried
+    if model.heads is None:
+        rows = len(state.pending)
+        return jnp.broadcast_to(jnp.cumprod(chance), (rows, len(chance)))
+    lengths = model.heads.lengths(newest_hidden(state))
+    at_least = jnp.cumsum(lengths[:, ::-1], axis=1)[:, ::-1][:, 1:]
+    return at_least[:, : len(chance)]
+
+
+def choose_count(model: Decoder, state: DecodeState, pace: Pace) -> Int[Array, ""]:
+    """How many drafts this step should have."""
+    likely = jnp.where(state.done[:, None], 0.0, survival(model, state, pace)).sum(axis=0)
+    expected = jnp.concatenate([jnp.zeros(1), jnp.cumsum(likely)])
+    # Plain tokens, one a row, come with every choice.
+    rate = pace.tokens / pace.spent
+    best = jnp.argmax(expected - rate * pace.costs)
+    if model.heads is None:
+        best = jnp.where((best == 0) & (pace.steps % _RETRY == _RETRY - 1), 1, best)
+    return jnp.where(pace.forced >= 0, pace.forced, best).astype(jnp.int32)
+
+
+def step(
+    model: Decoder, drafter: Adaptive, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+    """One step for every row that is not done, with 0 to ``gamma`` drafts: each number is a branch of its own shape."""
+    pace, inner = state.draft.pace, replace(state, draft=state.draft.draft)
+    if isinstance(drafter.drafter, MTPDrafter):
+        # Whatever is drafted: an entry that is not stored now would be missing later.
+        inner = replace(inner, draft=draft_extend(model, inner))
+    count = choose_count(model, state, pace)
+    branches = [
+        partial(_branch, model, drafter.drafter, number, sampling, stops) for number in range(drafter.gamma + 1)
+    ]
+    new, choices, emitted = jax.lax.switch(count, branches, inner)
+    live = ~state.done
+    return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live))), choices, emitted
+
+
+def _branch(
+    model: Decoder, drafter: Drafter, number: int, sampling: Sampling, stops: Int[Array, "B E"], state: DecodeState
+) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+    """A step with ``number`` drafts; what it returns has the shape of one with ``drafter.gamma``."""
+    drafts, draft = _drafts(model, drafter, number, state, sampling)
+    verified = verify(model, state, drafts, sampling)
+    new, emitted = commit(state, drafts, draft, verified, stops)
+    missing = drafter.gamma - number
+    hidden = jnp.pad(new.committed.hidden, ((0, 0), (0, missing), (0, 0)))
+    tokens = jnp.pad(new.committed.tokens, ((0, 0), (0, missing)))
+    committed = Committed(hidden, tokens, new.committed.count)
+    return replace(new, committed=committed), tokens, emitted
+
+
+def _drafts(
+    model: Decoder, drafter: Drafter, number: int, state: DecodeState, sampling: Sampling
+) -> tuple[Int[Array, "B g"], Any]:
+    if not number:
+        return jnp.zeros((len(state.pending), 0), jnp.int32), state.draft
+    if isinstance(drafter, HeadsDrafter):
+        return HeadsDrafter(gamma=number).propose(model, state, sampling)
+    tokens, _, ring = draft_decode(model, state, state.draft, number, sampling)
+    return tokens, ring
+
+
+def _updated(pace: Pace, count: Int[Array, ""], emitted: Int[Array, " B"], live: Array) -> Pace:
+    """The pace after a step with ``count`` drafts that emitted so many tokens a row."""
+    numbers = jnp.arange(len(pace.right))
+    rows = live[:, None]
+    tried = (rows & (numbers < count) & (emitted[:, None] - 1 >= numbers)).sum(axis=0)
+    right = (rows & (numbers < count) & (emitted[:, None] - 1 > numbers)).sum(axis=0)
+    # Positions that were not tried keep what is known of them.
+    fade = jnp.where(tried > 0, _DECAY, 1.0)
+    return replace(
+        pace,
+        tokens=_DECAY * pace.tokens + emitted.sum(),
+        spent=_DECAY * pace.spent + pace.costs[count],
+        right=fade * pace.right + right,
+        tried=fade * pace.tried + tried,
+        steps=pace.steps + 1,
+    )
+
+
+@partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
+def decode_adaptive(
+    model: Packed[Decoder],
+    drafter: Adaptive,
+    state: DecodeState,
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    steps: int,
+) -> tuple[DecodeState, Emitted]:
+    """``decode`` with a number of drafts that is chosen every step."""
+    target = model.unpack()
+    return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)
+
+
+def with_costs(state: DecodeState, costs: Float[Array, " N"], forced: int = -1) -> DecodeState:
+    """The state with measured step costs (ms), its rate started anew from that of plain steps."""
+    pace = state.draft.pace
+    pace = replace(
+        pace,
+        costs=jnp.asarray(costs, jnp.float32),
+        tokens=jnp.float32(len(state.pending)),
+        spent=jnp.float32(costs[0]),
+        forced=jnp.int32(forced),
+    )
+    return replace(state, draft=replace(state.draft, pace=pace))
