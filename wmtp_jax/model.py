@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from pallas_kernels.dispatch import require_kernels
 from wmtp_jax.checkpoint import MODEL_NAME, load_checkpoint
+from wmtp_jax.clp.store import attach, load_heads
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.dtypes import parse_dtype
 from wmtp_jax.errors import UserError
@@ -64,12 +65,14 @@ def load(
     dtype: str | jnp.dtype | None = None,
     no_mtp: bool = False,
     kernels: str | None = None,
+    heads: str | Path | None = None,
 ) -> Model:
     """Loads a folder made by ``wmtp convert``, a Hugging Face folder or hub id, or the packaged ``"demo"``.
 
     ``dtype`` None takes bfloat16 on accelerators and float32 on CPUs. ``no_mtp`` leaves out the draft head, or accepts
-    that it is missing. ``kernels`` names the implementation of every operation in ``pallas_kernels``; None lets them
-    choose. Raises UserError for what cannot be loaded, and UnsupportedKernel for kernels that cannot run here.
+    that it is missing. ``heads`` is a file or folder that ``wmtp train heads`` made for this model. ``kernels`` names
+    the implementation of every operation in ``pallas_kernels``; None lets them choose. Raises UserError for what cannot
+    be loaded, and UnsupportedKernel for kernels that cannot run here.
     """
     # The converter builds on this package, so it can only be imported late.
     from checkpoints_convert.load import load_hf
@@ -83,6 +86,8 @@ def load(
         config, decoder = load_hf(folder, dtype=dtype, no_mtp=no_mtp)
     if prefers_unrolled(config):
         decoder = unroll(decoder)
+    if heads is not None:
+        decoder = attach(decoder, *load_heads(Path(heads), decoder))
     return Model(
         decoder=with_kernels(decoder, kernels) if kernels else decoder,
         config=config,

@@ -91,7 +91,9 @@ def _trained(model, kind, folder, epochs: float, save_every: int = 10, stop: int
         if stop is not None and row.get("step") == stop and "held_out_accuracy" in row:
             raise KeyboardInterrupt
 
-    training = HeadTraining(epochs=epochs, rows=8, learning_rate=1e-2, warmup=5, save_every=save_every, predictor_epochs=2)
+    training = HeadTraining(
+        epochs=epochs, rows=8, learning_rate=1e-2, warmup=5, save_every=save_every, predictor_epochs=2
+    )
     heads = train_heads(
         model, initial_heads(config, model, 0), draft_vocabulary(model, None),
         sequences(model, 40, 18, 1), training, folder, report,

@@ -10,7 +10,7 @@ from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO
-from wmtp_jax.generation.options import DEFAULT_SINK
+from wmtp_jax.generation.options import AUTO, DEFAULT_SINK
 from wmtp_jax.generation.options import GenerateOptions as Defaults
 
 if TYPE_CHECKING:
@@ -29,7 +29,15 @@ def generate_command(
     chat: Annotated[bool, typer.Option("--chat", help="Ask it as a user's turn, by the chat template.")] = False,
     model: Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id.")] = DEMO,
     max_new_tokens: Annotated[int, typer.Option(help="Stop after so many.")] = Defaults.max_new_tokens,
-    gamma: Annotated[int, typer.Option(help="Drafted tokens a step; 0 is plain decoding.")] = Defaults.gamma,
+    gamma: Annotated[
+        str, typer.Option(metavar="<int>|auto", help="Drafted tokens a step; 0 is plain decoding, auto what pays.")
+    ] = str(Defaults.gamma),
+    heads: Annotated[str | None, typer.Option(metavar="PATH", help="Heads that `wmtp train heads` made.")] = None,
+    accept: Annotated[
+        str,
+        typer.Option(help="verify; or clp, gate, threshold, all, which emit unverified heads and CHANGE THE TEXT."),
+    ] = Defaults.accept,
+    tau: Annotated[float, typer.Option(help="How sure clp, gate or threshold must be.")] = Defaults.tau,
     window: Annotated[
         int | None,
         typer.Option(help="Tokens the draft head sees; 0 is all.", show_default=str(Defaults.window)),
@@ -64,10 +72,12 @@ def generate_command(
     compare: Annotated[bool, typer.Option("--compare", help="Run plain, native and windowed; print a table.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Continue a prompt, drafting with the model's own MTP head; the text is the same as without drafts."""
+    """Continue a prompt, drafting with the model's own MTP head; verified, the text is the same as without drafts."""
     options: dict[str, Any] = dict(
         max_new_tokens=max_new_tokens,
-        gamma=0 if no_mtp else gamma,
+        gamma=0 if no_mtp and heads is None else _gamma(gamma),
+        accept=accept,
+        tau=tau,
         sink=sink,
         temperature=temperature,
         top_k=top_k,
@@ -86,8 +96,10 @@ def generate_command(
     if window is not None:
         options["window"] = window
     Defaults(**options)
+    if accept != Defaults.accept:
+        note(f"accept={accept}: tokens are not verified, so this is not the text that the model would write")
     text = _prompt_text(prompt, prompt_file)
-    loaded = _load(model, dtype, no_mtp, kernels)
+    loaded = _load(model, dtype, no_mtp, kernels, heads)
     ids = loaded.encode_chat([{"role": "user", "content": text}]) if chat else loaded.encode(text)
     if compare:
         from wmtp_jax.cli.comparison import compare_command
@@ -95,6 +107,13 @@ def generate_command(
         compare_command(loaded, ids, options, json=json)
     else:
         _generate(loaded, ids, options, json=json)
+
+
+def _gamma(text: str) -> int | str:
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise UserError(f"gamma={text}: must be a whole number, or {AUTO}") from None
 
 
 def _prompt_text(prompt: str | None, prompt_file: str | None) -> str:
@@ -118,12 +137,12 @@ def _not_empty(text: str, source: str) -> str:
     return text
 
 
-def _load(path: str, dtype: str | None, no_mtp: bool, kernels: str | None) -> "Model":
+def _load(path: str, dtype: str | None, no_mtp: bool, kernels: str | None, heads: str | None) -> "Model":
     from wmtp_jax.compilation_cache import enable_compilation_cache
     from wmtp_jax.model import load
 
     enable_compilation_cache()
-    return load(path, dtype=dtype, no_mtp=no_mtp, kernels=kernels)
+    return load(path, dtype=dtype, no_mtp=no_mtp, kernels=kernels, heads=heads)
 
 
 def _generate(model: "Model", ids: list[int], options: dict[str, Any], *, json: bool) -> None:

@@ -182,10 +182,15 @@ def decode_adaptive(
     sampling: Sampling,
     stops: Int[Array, "B E"],
     steps: int,
+    limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Emitted]:
-    """``decode`` with a number of drafts that is chosen every step."""
+    """``decode`` with a number of drafts that is chosen every step; ``limit`` makes a call shorter than ``steps``."""
     target = model.unpack()
-    return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)
+
+    def one(state: DecodeState) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+        return step(target, drafter, state, sampling, stops)
+
+    return run_steps(one, state, drafter.gamma + 1, steps, limit)
 
 
 def with_costs(state: DecodeState, costs: Float[Array, " N"], forced: int = -1) -> DecodeState:

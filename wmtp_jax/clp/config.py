@@ -57,6 +57,11 @@ class HeadsConfig:
         return self.kind in ("recurrent", "own")
 
     @property
+    def drafts(self) -> int:
+        """How many tokens after the backbone's own the heads write."""
+        return self.k - 1 if self.competing else self.k
+
+    @property
     def offset(self) -> int:
         """How far ahead of the hidden state's own position the first head writes."""
         return 1 if self.competing else 2

@@ -73,7 +73,6 @@ def drafted(
 def heads_drafter(model: Decoder, gamma: int, window: int, sink: int) -> Drafter:
     """The drafter that a model's heads make. Raises UserError for more tokens than there are heads."""
     config = model.heads.config
-    count = config.k if not config.competing else config.k - 1
-    if gamma > count and not config.is_mtp:
-        raise UserError(f"gamma={gamma}: there are only {count} {config.kind} heads")
+    if gamma > config.drafts and not config.is_mtp:
+        raise UserError(f"gamma={gamma}: these heads write {config.drafts} tokens after the backbone's; give fewer")
     return MTPDrafter(gamma=gamma, window=window, sink=sink) if config.is_mtp else HeadsDrafter(gamma=gamma)

@@ -129,13 +129,17 @@ def run_steps(
     state: DecodeState,
     run: int,
     steps: int,
+    limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Emitted]:
-    """Up to ``steps`` steps, each of which emits the first few of ``run`` tokens a row, until every row is done."""
+    """Up to ``steps`` steps, each of which emits the first few of ``run`` tokens a row, until every row is done.
+
+    ``limit`` stops earlier without another program.
+    """
     rows = state.pending.shape[0]
 
     def running(carry) -> Array:
         state, out = carry
-        return (out.steps < steps) & ~jnp.all(state.done)
+        return (out.steps < (steps if limit is None else limit)) & ~jnp.all(state.done)
 
     def body(carry):
         state, out = carry

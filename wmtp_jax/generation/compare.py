@@ -49,6 +49,8 @@ def compare(
     given = GenerateOptions(**options)
     if not given.gamma or given.drafter is not None:
         raise UserError("a comparison drafts with the model's MTP head: give gamma from 1 on, and no drafter")
+    if given.accept != "verify":
+        raise UserError(f"a comparison is of texts that are the same: not of accept={given.accept}, which changes them")
     context = len(prompt) + given.max_new_tokens
     window, sink = given.window, given.draft_sink
     if "window" not in options and window + sink >= context:

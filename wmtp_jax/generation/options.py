@@ -1,8 +1,9 @@
 """The options of a request and the only copy of their defaults. Loads no JAX, for the command line's sake."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
     from wmtp_jax.decode.drafter import Drafter
 
 MAX_GAMMA = 8
+AUTO = "auto"
+# Beyond these a draft is rarely right often enough to pay for its own step and its place in the verification.
+MOST_AUTO_DRAFTS = 4
+Accept = Literal["verify", "clp", "gate", "threshold", "all"]
+ACCEPTS: tuple[str, ...] = get_args(Accept)
+# The best at three heads in the measurements of CLP (arXiv 2606.10935).
+DEFAULT_TAU = 0.3
 # The window and sink of the windowed-MTP measurements on models with a context of up to a million tokens.
 DEFAULT_WINDOW = 4032
 DEFAULT_SINK = 64
@@ -24,7 +32,11 @@ class GenerateOptions:
     """How to generate; a bad value raises UserError.
 
     - ``max_new_tokens``: a row's limit; 0 gives empty output.
-    - ``gamma``: drafted tokens a step, 0 (plain decoding) to 8.
+    - ``gamma``: drafted tokens a step, 0 (plain decoding) to 8; ``"auto"`` chooses anew every step, by what drafts are
+      likely to be right and what steps cost on this machine.
+    - ``accept``: ``"verify"`` keeps the target's own text. ``"clp"``, ``"gate"``, ``"threshold"`` and ``"all"`` emit
+      what the model's heads write without asking the target, as far as that rule trusts them: they CHANGE THE TEXT.
+    - ``tau``: how sure ``clp``, ``gate`` or ``threshold`` must be, 0 to 1.
     - ``window``, ``sink``: what the draft head sees; ``window=0`` is native MTP. The sink goes with a window: None is
       ``DEFAULT_SINK`` with one, 0 without.
     - ``temperature`` to ``frequency_penalty``: see ``SamplingParams``; temperature 0 is greedy.
@@ -36,12 +48,16 @@ class GenerateOptions:
     - ``cache_dtype``: of the target's keys and values; None is the weights' own. Eight-bit ones come with a scale a
       position and head, change the target's text a little, and leave the draft cache in the weights' dtype.
     - ``steps_per_read``: steps between two looks at the emitted tokens: fewer stream more evenly, more cost less.
+    - ``step_costs``: with ``gamma="auto"``, milliseconds of a step with 0, 1, ... drafts; None measures them on the
+      first steps.
     - ``drafter``: another way to draft, in place of ``gamma``, ``window`` and ``sink``.
     - ``on_progress``: called with (prompt tokens read, all) after every chunk of the prompt.
     """
 
     max_new_tokens: int = 128
-    gamma: int = 3
+    gamma: int | Literal["auto"] = 3
+    accept: Accept = "verify"
+    tau: float = DEFAULT_TAU
     window: int = DEFAULT_WINDOW
     sink: int | None = None
     temperature: float = SamplingParams.temperature
@@ -58,12 +74,15 @@ class GenerateOptions:
     chunk: int = 256
     cache_dtype: str | None = None
     steps_per_read: int = 8
+    step_costs: Sequence[float] | None = None
     drafter: "Drafter | None" = None
     on_progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         _require_integer("max_new_tokens", self.max_new_tokens, 0)
-        _require_integer("gamma", self.verified_drafts, 0, MAX_GAMMA)
+        if self.gamma != AUTO or self.drafter is not None:
+            _require_integer("gamma", self.most_drafts, 0, MAX_GAMMA)
+        self._check_acceptance()
         _require_integer("window", self.window, 0, _LARGEST)
         _require_integer("sink", self.draft_sink, 0, _LARGEST)
         for name in ("chunk", "steps_per_read"):
@@ -80,10 +99,22 @@ class GenerateOptions:
             raise UserError("a stop string must be text of at least one character")
         self.row_sampling(len(self.seed) if isinstance(self.seed, Sequence) else 1)
 
+    def _check_acceptance(self) -> None:
+        if self.accept not in ACCEPTS:
+            raise UserError(f"accept={self.accept}: must be one of {', '.join(ACCEPTS)}")
+        if self.accept != "verify" and self.gamma == AUTO:
+            raise UserError(f"accept={self.accept} takes what its rule says of a fixed number of heads: give gamma=K")
+        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
+            raise UserError(f"tau={self.tau}: must be a number from 0 to 1")
+        if self.step_costs is not None and not all(0 < cost < math.inf for cost in self.step_costs):
+            raise UserError("step_costs: must be milliseconds above 0")
+
     @property
-    def verified_drafts(self) -> int:
-        """Drafts a step, whoever makes them."""
-        return self.gamma if self.drafter is None else self.drafter.gamma
+    def most_drafts(self) -> int:
+        """Drafts a step, whoever makes them; with ``"auto"``, at most."""
+        if self.drafter is not None:
+            return self.drafter.gamma
+        return MOST_AUTO_DRAFTS if self.gamma == AUTO else self.gamma
 
     @property
     def draft_sink(self) -> int:

@@ -21,7 +21,8 @@ class Stats:
     emits: 1 to gamma + 1. ``step_ms`` is the median over host reads and ``tpot_ms`` is
     median(step) / mean(acceptance length). Compilation of the loop is in ``compile_seconds`` alone; that of prefill is
     part of a first call's ``prefill_seconds`` and ``first_token_seconds``. ``tokens_per_second`` are those after each
-    row's first token, over the time of the steps.
+    row's first token, over the time of the steps. ``step_costs`` are the milliseconds of a step with 0, 1, ... drafts
+    where they were measured, for ``gamma="auto"``.
     """
 
     prompt_tokens: int
@@ -37,6 +38,7 @@ class Stats:
     compile_seconds: float
     decode_seconds: float
     tokens_per_second: float
+    step_costs: list[float] | None
     draft_cache_bytes: int
     target_cache_bytes: int
     recurrent_state_bytes: int
@@ -57,6 +59,7 @@ class Meter:
     recurrent_state_bytes: int = 0
     read_seconds: list[float] = field(default_factory=list)
     read_steps: list[int] = field(default_factory=list)
+    step_costs: list[float] | None = None
     histogram: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class Meter:
             compile_seconds=self.compile_seconds,
             decode_seconds=decode_seconds,
             tokens_per_second=(new_tokens - self.rows) / decode_seconds if decode_seconds else math.nan,
+            step_costs=self.step_costs,
             draft_cache_bytes=self.draft_cache_bytes,
             target_cache_bytes=self.target_cache_bytes,
             recurrent_state_bytes=self.recurrent_state_bytes,

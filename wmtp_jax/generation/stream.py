@@ -1,7 +1,8 @@
 """Drives the loop for a batch of prompts and reads what it emits every few steps."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,18 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
-from wmtp_jax.decode.loop import Emitted, decode
+from wmtp_jax.clp.adaptive import Adaptive, with_costs
+from wmtp_jax.decode.loop import Emitted
 from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
+from wmtp_jax.generation.drafting import checked_costs, make_drafter, run_drafter
 from wmtp_jax.generation.options import GenerateOptions
 from wmtp_jax.generation.prompts import Prompts, encode_prompts
 from wmtp_jax.generation.rows import Event, Finished, Row
 from wmtp_jax.generation.stats import Meter, Stats
 from wmtp_jax.model import Model
 from wmtp_jax.models.parameters import pack
+
+# Of each number of drafts, twice over.
+_MEASURED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,33 @@ class Stream(Iterator[Event]):
         for row, token in zip(self._rows, first, strict=True):
             yield row.take([token])
         if not self._all_finished():
-            yield from self._read_steps(self._compile(state, stops), stops)
+            state = self._compile(state, stops)
+            if isinstance(self._drafter, Adaptive):
+                state = yield from self._learn_costs(state, stops)
+            yield from self._read_steps(state, stops)
+
+    def _learn_costs(self, state: DecodeState, stops: jax.Array) -> Generator[Event, None, DecodeState]:
+        """Measures steps with every number of drafts, unless they are given. The steps are real ones: nothing is lost.
+
+        The least of the times counts, since whatever else runs on a machine only adds.
+        """
+        numbers = range(self._drafter.gamma + 1)
+        if self._options.step_costs is not None:
+            return with_costs(state, checked_costs(self._options.step_costs, len(numbers)))
+        best = [math.inf for _ in numbers]
+        for forced in [*numbers, *numbers]:
+            state = with_costs(state, jnp.ones(len(numbers)), forced)
+            begin = time.perf_counter()
+            state, emitted = self._decode(state, stops, limit=_MEASURED_STEPS)
+            seconds = time.perf_counter() - begin
+            self._meter.add_read(seconds, emitted)
+            if emitted.steps:
+                best[forced] = min(best[forced], 1000 * seconds / int(emitted.steps))
+            yield from self._take(emitted)
+            if self._all_finished():
+                break
+        self._meter.step_costs = [cost for cost in best if cost < math.inf]
+        return with_costs(self._with_finished_rows(state), jnp.asarray(best))
 
     def _read_steps(self, state: DecodeState, stops: jax.Array) -> Iterator[Event]:
         while not self._all_finished():
@@ -105,14 +136,18 @@ class Stream(Iterator[Event]):
             self._meter.add_read(time.perf_counter() - begin, emitted)
             if not emitted.steps:
                 raise RuntimeError("the loop counts every row as done, but its reader does not")
-            cut = False
-            for row, tokens, count in zip(self._rows, emitted.tokens.tolist(), emitted.count.tolist(), strict=True):
-                if count and not row.finished:
-                    event = row.take(tokens[:count])
-                    cut |= event.finished == "stop string"
-                    yield event
-            if cut:
+            events = self._take(emitted)
+            yield from events
+            if any(event.finished == "stop string" for event in events):
                 state = self._with_finished_rows(state)
+
+    def _take(self, emitted: Emitted) -> list[Event]:
+        """Gives every row that goes on what it emitted."""
+        return [
+            row.take(tokens[:count])
+            for row, tokens, count in zip(self._rows, emitted.tokens.tolist(), emitted.count.tolist(), strict=True)
+            if count and not row.finished
+        ]
 
     def _start(self) -> DecodeState:
         model, options, meter = self._model.decoder, self._options, self._meter
@@ -153,10 +188,10 @@ class Stream(Iterator[Event]):
         self._meter.compile_seconds = time.perf_counter() - begin
         return self._with_finished_rows(state)
 
-    def _decode(self, state: DecodeState, stops: jax.Array) -> tuple[DecodeState, Emitted]:
+    def _decode(self, state: DecodeState, stops: jax.Array, limit: int | None = None) -> tuple[DecodeState, Emitted]:
         """Some steps, and what they emitted as host arrays."""
         steps = self._options.steps_per_read
-        state, emitted = decode(self._packed, self._drafter, state, self._sampling, stops, steps)
+        state, emitted = run_drafter(self._packed, self._drafter, state, self._sampling, stops, steps, limit)
         return state, jax.device_get(emitted)
 
     def _with_finished_rows(self, state: DecodeState) -> DecodeState:
@@ -170,17 +205,6 @@ class Stream(Iterator[Event]):
         # No token has a negative id: ignored ends keep their shape, so that both ways share one program.
         eos = [-1 if self._options.ignore_eos else token for token in self._model.eos_ids]
         return jax.device_put(np.tile(np.array(eos, np.int32), (len(self._rows), 1)))
-
-
-def make_drafter(model: Model, options: GenerateOptions) -> Drafter:
-    """The drafter that the options ask for. Raises UserError where the model lacks what it needs."""
-    if options.drafter is not None:
-        return options.drafter
-    if not options.gamma:
-        return Plain()
-    if model.decoder.mtp is None:
-        raise UserError(f"gamma={options.gamma}: this checkpoint has no MTP head to draft with; use gamma=0")
-    return MTPDrafter(gamma=options.gamma, window=options.window, sink=options.draft_sink)
 
 
 def _with_done(state: DecodeState, done: list[bool]) -> DecodeState:

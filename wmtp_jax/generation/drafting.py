@@ -1,0 +1,83 @@
+"""From options to a drafter, and to the loop that runs it."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from wmtp_jax.clp.adaptive import Adaptive, decode_adaptive
+from wmtp_jax.clp.drafter import heads_drafter
+from wmtp_jax.clp.trusting import Trusting, decode_trusting
+from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
+from wmtp_jax.decode.loop import Emitted, decode
+from wmtp_jax.decode.sampling import Sampling
+from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.errors import UserError
+from wmtp_jax.generation.options import AUTO, GenerateOptions
+from wmtp_jax.model import Model
+from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.parameters import Packed
+
+
+def make_drafter(model: Model, options: GenerateOptions) -> Drafter:
+    """The drafter that the options ask for. Raises UserError where the model lacks what it needs."""
+    if options.drafter is not None:
+        return options.drafter
+    if options.accept != "verify":
+        return _trusting(model.decoder, options)
+    if not options.gamma:
+        return Plain()
+    drafter = _drafter(model.decoder, options, _count(model.decoder, options))
+    return Adaptive(drafter=drafter) if options.gamma == AUTO else drafter
+
+
+def _count(model: Decoder, options: GenerateOptions) -> int:
+    """Drafts a step; where they are chosen, no more than a predictor has been trained for."""
+    if options.gamma != AUTO or model.heads is None:
+        return options.most_drafts
+    return min(model.heads.config.drafts, options.most_drafts)
+
+
+def _drafter(model: Decoder, options: GenerateOptions, gamma: int) -> Drafter:
+    if model.heads is not None:
+        return heads_drafter(model, gamma, options.window, options.draft_sink)
+    if model.mtp is None:
+        raise UserError(f"gamma={options.gamma}: this checkpoint has no MTP head to draft with; use gamma=0")
+    return MTPDrafter(gamma=gamma, window=options.window, sink=options.draft_sink)
+
+
+def _trusting(model: Decoder, options: GenerateOptions) -> Trusting:
+    """Raises UserError for a rule that needs what was not trained."""
+    if model.heads is None and options.accept in ("clp", "gate"):
+        raise UserError(
+            f"accept={options.accept} needs trained heads: `wmtp train heads` makes them, --heads takes them"
+        )
+    if not options.gamma:
+        raise UserError(f"accept={options.accept}: gamma=0 leaves no head to trust")
+    inner = _drafter(model, options, options.most_drafts)
+    return Trusting(drafter=inner, rule=options.accept, tau=options.tau)  # pyright: ignore[reportArgumentType]
+
+
+def run_drafter(
+    model: Packed[Decoder],
+    drafter: Drafter,
+    state: DecodeState,
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    steps: int,
+    limit: int | None = None,
+) -> tuple[DecodeState, Emitted]:
+    """Up to ``steps`` steps, in the loop that goes with the drafter; ``limit`` is for adaptive ones alone."""
+    if isinstance(drafter, Adaptive):
+        most = jnp.int32(steps if limit is None else min(limit, steps))
+        return decode_adaptive(model, drafter, state, sampling, stops, steps, most)
+    loop = decode_trusting if isinstance(drafter, Trusting) else decode
+    return loop(model, drafter, state, sampling, stops, steps)  # pyright: ignore[reportArgumentType]
+
+
+def checked_costs(costs: Sequence[float], numbers: int) -> Float[Array, " N"]:
+    """Given step costs as an array. Raises UserError unless there is one for every number of drafts."""
+    if len(costs) != numbers:
+        raise UserError(f"step_costs: {len(costs)} costs, and steps have 0 to {numbers - 1} drafts: give {numbers}")
+    return jax.device_put(jnp.asarray(list(costs), jnp.float32))
