@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from wmtp_jax.bench import options as settings
+from wmtp_jax.cli.bench_clp import register_clp
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.folders import DEMO, model_folder
 from wmtp_jax.option_checks import require
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     bench.command("start")(start_command)
     bench.command("step")(step_command)
     bench.command("memory")(memory_command)
+    register_clp(bench)
     app.add_typer(bench, name="bench")
 
 

@@ -73,7 +73,7 @@ def distilled_sequences(
     Prompts are asked by the chat template where there is one. Those that leave less than half of ``length`` for an
     answer are left out.
     """
-    encoded = [_encode(model, prompt) for prompt in prompts]
+    encoded = [encode_prompt(model, prompt) for prompt in prompts]
     encoded = [ids for ids in encoded if ids and len(ids) <= length // 2]
     if not encoded:
         raise UserError(f"no prompt is short enough: {length // 2} tokens at most, half of a sequence")
@@ -96,7 +96,8 @@ def distilled_sequences(
     return Sequences(tokens, counted)
 
 
-def _encode(model: Model, prompt: str) -> list[int]:
+def encode_prompt(model: Model, prompt: str) -> list[int]:
+    """Asks by the chat template where the checkpoint has one."""
     if model.chat_template is None:
         return model.encode(prompt)
     return model.encode_chat([{"role": "user", "content": prompt}])

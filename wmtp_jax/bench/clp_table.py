@@ -1,0 +1,91 @@
+"""The results of ``bench clp`` as a table, a picture and a file of texts."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from wmtp_jax.bench.clp import PLAIN, ClpOptions, ClpResult
+from wmtp_jax.bench.picture import new_figure, save
+from wmtp_jax.bench.timing import Spread
+
+_TITLES = (
+    "tokens a step",
+    "step ms",
+    "speedup",
+    "low - high",
+    "right by head",
+    "mean span",
+    "repeated 3",
+    "repeated 4",
+    "distinct 1",
+    "distinct 2",
+    "perplexity",
+    "as greedy",
+    "same text",
+)
+
+
+def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -> Table:
+    """A line a way and batch size. A ``!`` marks a speedup that the tokens a step cannot explain."""
+    table = Table(
+        caption=f"{machine}; {options.prompts} prompts, {options.new_tokens} new tokens at most, greedy; "
+        f"medians of {options.repeats} rounds; tau {options.tau:g} for clp, 0.5 for gate and threshold\n"
+        "verified ways write the backbone's text; all others change it"
+    )
+    table.add_column("rows")
+    table.add_column("way")
+    for title in _TITLES:
+        table.add_column(title, justify="right")
+    for index, result in enumerate(results):
+        last = index + 1 == len(results) or results[index + 1].rows != result.rows
+        q = result.quality
+        table.add_row(
+            str(result.rows) if result.way == PLAIN else "",
+            result.way,
+            f"{result.tokens_a_step:.3f}",
+            f"{result.step_ms.median:.2f}",
+            f"{result.speedup.median:.3f}{' !' if result.suspect else ''}",
+            _range(result.speedup),
+            " ".join("-" if math.isnan(a) else f"{a:.2f}" for a in result.accuracy),
+            f"{result.mean_span:.3f}",
+            *(f"{value:.3f}" for value in (q.repeated_3, q.repeated_4, q.distinct_1, q.distinct_2)),
+            f"{q.perplexity:.2f}",
+            f"{q.agreed:.1f}",
+            f"{q.same:.0%}",
+            end_section=last,
+        )
+    return table
+
+
+def _range(values: Spread) -> str:
+    return f"{values.low:.3f} - {values.high:.3f}"
+
+
+def plot_clp(results: Sequence[ClpResult], path: Path) -> None:
+    """Speedup against the backbone's perplexity of the text, a panel a batch size, as a PNG."""
+    sizes = sorted({result.rows for result in results})
+    figure = new_figure(5.5 * len(sizes), 4.5)
+    panels = figure.subplots(1, len(sizes), squeeze=False)[0]
+    for axes, rows in zip(panels, sizes, strict=True):
+        for result in (r for r in results if r.rows == rows):
+            verified = "verified" in result.way or result.way == PLAIN
+            color = "tab:blue" if verified else "tab:red"
+            x, y = result.quality.perplexity, result.speedup.median
+            axes.plot([x], [y], "^" if verified else "o", color=color)
+            axes.annotate(result.way, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        axes.axhline(1, color="0.7", linewidth=0.8)
+        axes.set(xlabel="perplexity of the text", ylabel="speed over plain", title=f"{rows} rows")
+    save(figure, path)
+
+
+def write_texts(results: Sequence[ClpResult], path: Path) -> None:
+    """Every text of every way as JSON lines, to be read."""
+    lines = (
+        json.dumps({"way": result.way, "rows": result.rows, "prompt": index, "text": text}, ensure_ascii=False)
+        for result in results
+        for index, text in enumerate(result.texts)
+    )
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
