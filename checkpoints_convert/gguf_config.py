@@ -125,6 +125,7 @@ def hf_config(metadata: Metadata, names: Collection[str], rope_factors: np.ndarr
         "eos_token_id": _eos_ids(metadata),
     }
     window = metadata.get(".attention.sliding_window", 0)
+    # Qwen2 files can name a window that the model was not trained with; llama.cpp, too, gives it full attention.
     return config if architecture == "qwen2" or not window else {**config, "sliding_window": window}
 
 

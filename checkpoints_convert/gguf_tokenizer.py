@@ -39,7 +39,8 @@ def write_tokenizer(metadata: Metadata, out: Path) -> list[str]:
 
 def _settings(metadata: Metadata) -> dict[str, Any]:
     """What tokenizer_config.json holds: special tokens by name, and the chat template."""
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    stored = metadata.get("tokenizer.ggml.tokens", [])
+    tokens = stored if isinstance(stored, list) else []
     ids = {name: metadata.token(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
     settings: dict[str, Any] = {name: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
     template = metadata.get("tokenizer.chat_template")
@@ -59,7 +60,9 @@ def _tokenizer(metadata: Metadata) -> Tokenizer:
         raise
     except Exception as error:
         raise _Unknown(f"its tokenizer cannot be made ({error})") from None
-    _surround(tokenizer, metadata, tokens, bos=kind == "llama")
+    # Both kinds begin with the token unless the file says otherwise, as llama.cpp has it.
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA3
+    _surround(tokenizer, metadata, tokens, bos=begins)
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from wmtp_jax.checkpoint import MODEL_NAME
 from wmtp_jax.errors import UserError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,7 +46,8 @@ def gguf_file(path: Path) -> Path | None:
     """The GGUF file that ``path`` is, or alone holds beside no other weights."""
     if path.suffix == ".gguf" and path.is_file():
         return path
-    found = sorted(path.glob("*.gguf")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
+    others = path.is_dir() and (any(path.glob("*.safetensors")) or (path / MODEL_NAME).is_file())
+    found = sorted(path.glob("*.gguf")) if path.is_dir() and not others else []
     return found[0] if len(found) == 1 else None
 
 

@@ -4,8 +4,8 @@ import pytest
 
 import wmtp_jax as wmtp
 from wmtp_jax.cli import main
-from wmtp_jax.clp.run import HeadRun, run_heads
-from wmtp_jax.clp.train import HeadTraining
+from wmtp_jax.train.head_run import HeadRun, run_heads
+from wmtp_jax.train.head_trainer import HeadTraining
 
 pytestmark = pytest.mark.slow
 PROMPT = "The President shall"

@@ -12,17 +12,18 @@ from jaxtyping import Array, Int
 from tests.clp.backbones import with_random_heads
 from tests.decode.driving import SHAPES, Batch, Outcome, Request, append, batches, prefilled, run
 from tests.decode.recompute import assert_same_texts
-from tests.decode.states import assert_same_target_state
+from tests.decode.states import assert_same_target_state, readable_entries
 from wmtp_jax.clp.drafter import HeadsDrafter, heads_drafter
-from wmtp_jax.clp.rules import RULES
 from wmtp_jax.clp.trusting import Trusting, decode_trusting
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
 from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.generation.options import ACCEPTS
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import pack
 
 pytestmark = pytest.mark.slow
 seeds = st.integers(0, 99)
+RULES = ACCEPTS[1:]
 # One hybrid with attention and delta layers, Mamba2 with experts, penalties and every sampler.
 TRUSTED = [SHAPES[0], SHAPES[3], SHAPES[5]]
 
@@ -101,6 +102,27 @@ def test_caches_hold_what_a_fresh_prefill_of_the_text_gives(rule, shape, data, w
     again = replace(batch, requests=[replace_prompt(r, row) for r, row in zip(batch.requests, read, strict=True)])
     fresh = prefilled(model, Plain(), again)
     assert_same_target_state(replace(outcome.state, pending=fresh.pending), fresh)
+
+
+@pytest.mark.parametrize("kind", ["own", "recurrent"])
+@given(data=st.data(), weights=seeds)
+@settings(max_examples=4)
+def test_an_mtp_head_that_is_trusted_drafts_from_every_entry_it_has(kind, data, weights):
+    shape = replace(SHAPES[0], window=40, sink=0)
+    model = with_random_heads(shape.model, kind, shape.gamma, weights)
+    batch = data.draw(batches(shape))
+    inner = heads_drafter(model, shape.gamma, shape.window, shape.sink)
+    outcome = trusted(model, Trusting(drafter=inner, rule="clp", tau=0.2), batch)
+    ring, count = outcome.state.draft.draft, np.asarray(outcome.state.draft.count)
+    for row, (request, text) in enumerate(zip(batch.requests, outcome.texts, strict=True)):
+        tokens = jnp.asarray([[*request.prompt, *text[: len(text) - count[row]]]])
+        # Entry i is made from the state after token i and the token that follows it, whoever wrote that.
+        entries = model.mtp.entries(model.sequence(tokens[:, :-1]), model.embed(tokens[:, 1:]))
+        keys, values = model.mtp.keys_values(entries, jnp.arange(entries.shape[1])[None])
+        held = readable_entries(ring, row, int(outcome.state.length[row]))
+        read = np.arange(entries.shape[1])[-len(held[0]) :]
+        np.testing.assert_allclose(held[0], keys[0, read], atol=1e-4)
+        np.testing.assert_allclose(held[1], values[0, read], atol=1e-4)
 
 
 def replace_prompt(request, prompt):

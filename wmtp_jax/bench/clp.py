@@ -22,10 +22,12 @@ from wmtp_jax.bench.timing import Spread
 from wmtp_jax.clp.config import HeadsConfig
 from wmtp_jax.clp.store import attach, load_heads
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.options import ACCEPTS
+from wmtp_jax.generation.options import ACCEPTS, GenerateOptions
+from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
 from wmtp_jax.generation.stream import Generation, generate
 from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.option_checks import require
 
 PLAIN = "plain"
 
@@ -38,16 +40,17 @@ class ClpOptions:
     prompts: int = 16
     new_tokens: int = 96
     repeats: int = 3
-    tau: float = 0.3
+    tau: float = GenerateOptions.tau
     window: int = 0
     sink: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "new_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not all(0 < rows <= self.prompts for rows in self.rows):
-            raise UserError(f"--rows {','.join(map(str, self.rows))}: must be from 1 to the {self.prompts} prompts")
+        require("prompts", self.prompts, 1)
+        require("new-tokens", self.new_tokens, 2)
+        require("repeats", self.repeats, 1)
+        GenerateOptions(tau=self.tau, window=self.window, sink=self.sink)
+        if not all(rows > 0 and self.prompts % rows == 0 for rows in self.rows):
+            raise UserError(f"--rows {','.join(map(str, self.rows))}: must divide the {self.prompts} prompts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +85,17 @@ class Quality:
 class ClpResult:
     """A way at one batch size. ``speedup`` compares tokens a second with plain ones round by round.
 
+    ``accuracy``: of each draft where the drafts before it were right, of verified ways with a fixed number of drafts.
     ``suspect``: faster than its tokens a step allow, beyond the noise of plain decoding; a fault of the measurement.
     """
 
     way: str
     rows: int
+    verified: bool
     tokens_a_step: float
     step_ms: Spread
     speedup: Spread
-    accuracy: list[float]
-    mean_span: float
+    accuracy: list[float] | None
     quality: Quality
     suspect: bool
     texts: list[str] = field(repr=False)
@@ -144,10 +148,10 @@ def measure(
     chosen = list(prompts[: options.prompts])
     if not chosen or not all(chosen):
         raise UserError("the prompts are empty: give a file with at least one prompt")
-    results = []
+    results, every = [], ways(backbone, heads, options)
     for rows in options.rows:
-        batches = [chosen[i : i + rows] for i in range(0, len(chosen) - rows + 1, rows)]
-        results += _measure_rows(ways(backbone, heads, options), backbone, batches, rows, options, note)
+        batches = [chosen[i : i + rows] for i in range(0, len(chosen), rows)]
+        results += _measure_rows(every, backbone, batches, rows, options, note)
     return results
 
 
@@ -217,8 +221,6 @@ def _result(
     batches: list[list[list[int]]],
     rows: int,
 ) -> ClpResult:
-    from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
-
     assert found.histogram is not None
     speeds = [n / s for n, s in zip(found.tokens, found.seconds, strict=True)]
     plain_speeds = [n / s for n, s in zip(plain.tokens, plain.seconds, strict=True)]
@@ -230,8 +232,8 @@ def _result(
         tokens_a_step=length,
         step_ms=Spread(1000 * s / n for s, n in zip(found.seconds, found.steps, strict=True)),
         speedup=speedup,
-        accuracy=acceptance_by_position(found.histogram),
-        mean_span=length - 1,
+        verified=way.verified,
+        accuracy=acceptance_by_position(found.histogram) if way.verified and found.costs is None else None,
         quality=_quality(backbone, batches, found.outputs, plain.outputs),
         suspect=speedup.median > length * noise.high / noise.low,
         texts=[text for out in found.outputs for text in out.text],

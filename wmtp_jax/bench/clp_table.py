@@ -49,8 +49,8 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
             f"{result.step_ms.median:.2f}",
             f"{result.speedup.median:.3f}{' !' if result.suspect else ''}",
             _range(result.speedup),
-            " ".join("-" if math.isnan(a) else f"{a:.2f}" for a in result.accuracy),
-            f"{result.mean_span:.3f}",
+            " ".join("-" if math.isnan(a) else f"{a:.2f}" for a in result.accuracy or ()),
+            f"{result.tokens_a_step - 1:.3f}",
             *(f"{value:.3f}" for value in (q.repeated_3, q.repeated_4, q.distinct_1, q.distinct_2)),
             f"{q.perplexity:.2f}",
             f"{q.agreed:.1f}",
@@ -71,10 +71,9 @@ def plot_clp(results: Sequence[ClpResult], path: Path) -> None:
     panels = figure.subplots(1, len(sizes), squeeze=False)[0]
     for axes, rows in zip(panels, sizes, strict=True):
         for result in (r for r in results if r.rows == rows):
-            verified = "verified" in result.way or result.way == PLAIN
-            color = "tab:blue" if verified else "tab:red"
+            color = "tab:blue" if result.verified else "tab:red"
             x, y = result.quality.perplexity, result.speedup.median
-            axes.plot([x], [y], "^" if verified else "o", color=color)
+            axes.plot([x], [y], "^" if result.verified else "o", color=color)
             axes.annotate(result.way, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
         axes.axhline(1, color="0.7", linewidth=0.8)
         axes.set(xlabel="perplexity of the text", ylabel="speed over plain", title=f"{rows} rows")

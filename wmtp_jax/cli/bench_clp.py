@@ -7,6 +7,7 @@ import typer
 
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.errors import UserError
+from wmtp_jax.generation.options import GenerateOptions as Defaults
 
 
 def register_clp(bench: typer.Typer) -> None:
@@ -17,14 +18,12 @@ def register_clp(bench: typer.Typer) -> None:
 def clp_command(
     heads: Annotated[list[str], typer.Option(metavar="PATH", help="Heads of `wmtp train heads`; repeatable.")],
     model: Annotated[str, typer.Option(metavar="PATH", help="Their backbone.")],
-    prompts_file: Annotated[
-        Path | None, typer.Option(help="Prompts: JSON lines with a text each.", show_default="the packaged text")
-    ] = None,
+    prompts_file: Annotated[Path, typer.Option(help="Prompts: JSON lines with a text each.")],
     prompts: Annotated[int, typer.Option(help="How many of them.")] = 16,
     new_tokens: Annotated[int, typer.Option(help="At most, of each.")] = 96,
     rows: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     repeats: Annotated[int, typer.Option(help="Measured rounds.")] = 3,
-    tau: Annotated[float, typer.Option(help="Of the length predictor.")] = 0.3,
+    tau: Annotated[float, typer.Option(help="Of the length predictor.")] = Defaults.tau,
     window: Annotated[int, typer.Option(help="Of MTP heads; 0 is native.")] = 0,
     sink: Annotated[int, typer.Option(help="First tokens that the window is joined by.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
@@ -38,8 +37,8 @@ def clp_command(
     given_rows = settings.parse_counts("rows", rows)
     from wmtp_jax.bench import clp, clp_table, picture, tables
     from wmtp_jax.bench.texts import read_texts
-    from wmtp_jax.clp.data import encode_prompt
     from wmtp_jax.model import load
+    from wmtp_jax.train.head_data import encode_prompt
 
     options = clp.ClpOptions(
         rows=given_rows, prompts=prompts, new_tokens=new_tokens, repeats=repeats, tau=tau, window=window, sink=sink

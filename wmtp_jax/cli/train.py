@@ -49,9 +49,13 @@ def train_command(
 
 def heads_command(
     backbone: Annotated[str, typer.Option(metavar="PATH", help="A model folder or hub id; it is not changed.")] = DEMO,
-    kind: Annotated[str, typer.Option(help="parallel, residual, recurrent, or own: the checkpoint's own MTP head.")] = (
-        "recurrent"
-    ),
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="parallel, residual, recurrent, or own: the checkpoint's own MTP head.",
+            show_default="own where there is one, else recurrent",
+        ),
+    ] = None,
     k: Annotated[int, typer.Option(help="Heads.")] = 2,
     competing: Annotated[
         bool, typer.Option("--competing", help="The first head competes with the backbone's; for comparison.")
@@ -76,9 +80,9 @@ def heads_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train heads on a frozen backbone, then the layer that predicts how many of them to trust; or resume a run."""
-    from wmtp_jax.clp.run import HeadRun, run_heads
-    from wmtp_jax.clp.train import HeadTraining
     from wmtp_jax.model import load
+    from wmtp_jax.train.head_run import HeadRun, run_heads
+    from wmtp_jax.train.head_trainer import HeadTraining
 
     options = HeadRun(
         kind=kind,  # pyright: ignore[reportArgumentType]

@@ -73,12 +73,12 @@ class Adaptive:
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> Paced:
         count = self.gamma
         pace = Pace(
-            costs=1.0 + 0.1 * jnp.arange(count + 1),
+            costs=1.0 + 0.1 * jnp.arange(count + 1, dtype=jnp.float32),
             tokens=jnp.float32(1.0),
             spent=jnp.float32(1.0),
             # As if every draft had been tried twice and right once.
-            right=jnp.ones(count),
-            tried=jnp.full(count, 2.0),
+            right=jnp.ones(count, jnp.float32),
+            tried=jnp.full(count, 2, jnp.float32),
             forced=jnp.int32(-1),
             steps=jnp.int32(0),
         )

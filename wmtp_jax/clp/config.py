@@ -3,16 +3,23 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from wmtp_jax.config import ConfigError
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
 
 MAX_HEADS = 8
+# Of every array, for the fingerprint.
+_VALUES = 8
 Kind = Literal["parallel", "residual", "recurrent", "own"]
 KINDS: tuple[Kind, ...] = ("parallel", "residual", "recurrent", "own")
 
@@ -48,8 +55,10 @@ class HeadsConfig:
             raise ConfigError(
                 f"competing heads read the hidden state alone, as parallel and residual ones: not {self.kind}"
             )
-        if not 0 <= self.draft_vocab <= self.vocab_size:
-            raise ConfigError(f"draft_vocab={self.draft_vocab} must be from 0 to the vocabulary's {self.vocab_size}")
+        if self.draft_vocab == 1 or not 0 <= self.draft_vocab <= self.vocab_size:
+            raise ConfigError(
+                f"draft_vocab={self.draft_vocab} must be 0, or from 2 to the vocabulary's {self.vocab_size}"
+            )
 
     @property
     def is_mtp(self) -> bool:
@@ -80,9 +89,22 @@ class HeadsConfig:
 
 
 def fingerprint(model: Decoder) -> str:
-    """Names a backbone by its weights, whatever dtype they are loaded in: heads fit no other."""
-    parts = (model.final_norm.weight[...], model.embedding[...][:16])
+    """Names a backbone by some values of every parameter, whatever dtype it is loaded in: heads fit no other."""
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(np.asarray(part.astype("bfloat16").view("uint16")).tobytes())
+    parts = [model.embedding[...][:16], model.final_norm.weight[...]]
+    if model.lm_head is not None:
+        parts.append(model.lm_head.kernel[...][:4])
+    for part in [*parts, *_of_blocks(model)]:
+        digest.update(np.asarray(part.astype(jnp.bfloat16).view(jnp.uint16)).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _of_blocks(model: Decoder) -> Iterator[Array]:
+    """The first values of every array of every block, period by period, stacked or not."""
+    blocks = iter(model.blocks)
+    for segment in model.config.segments:
+        stacked = [] if model.unrolled else list(islice(blocks, len(segment.pattern)))
+        for period in range(segment.num_periods):
+            own = next(blocks) if model.unrolled else stacked
+            for leaf in jax.tree.leaves(list(own)):
+                yield (leaf if model.unrolled else leaf[period]).reshape(-1)[:_VALUES]

@@ -24,9 +24,9 @@ class HeadsDrafter:
     def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> None:
         """Checks that there are enough heads."""
         heads = model.heads
-        if heads is None or heads.config.is_mtp or self.gamma > heads.config.k:
-            has = "no heads" if heads is None else f"{heads.config.k} {heads.config.kind} heads"
-            raise UserError(f"gamma={self.gamma} needs as many parallel or residual heads; this model has {has}")
+        if heads is None or heads.config.is_mtp or self.gamma > heads.config.drafts:
+            has = "no heads" if heads is None else f"{heads.config.kind} heads for {heads.config.drafts}"
+            raise UserError(f"gamma={self.gamma} needs parallel or residual heads for as many; this model has {has}")
 
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> None:
         return None

@@ -1,6 +1,6 @@
 """How many of the heads' tokens a step takes without asking the backbone."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,6 @@ from jaxtyping import Array, Float, Int
 from wmtp_jax.clp.heads import Heads, features
 
 Rule = Literal["clp", "gate", "threshold", "all"]
-RULES: tuple[Rule, ...] = get_args(Rule)
-# The paper's best at k = 3.
-DEFAULT_TAU = 0.3
 
 
 def span(

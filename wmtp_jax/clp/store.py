@@ -61,7 +61,7 @@ def draft_vocabulary(model: Decoder, ids: np.ndarray | None) -> DraftVocabulary:
 
 
 def attach(model: Decoder, heads: Heads, vocabulary: DraftVocabulary) -> Decoder:
-    """The backbone with heads beside it; an MTP layer among them becomes its draft head. Shares all arrays."""
+    """The backbone, its arrays shared, with heads beside it; an MTP layer among them becomes its draft head."""
     joined = jax.tree.map(lambda x: x, model)
     joined.heads = nnx.data(heads)
     if not (vocabulary.is_whole and heads.config.is_mtp):

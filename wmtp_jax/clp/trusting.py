@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.clp.drafter import drafted, newest_hidden
-from wmtp_jax.clp.rules import DEFAULT_TAU, Rule, span
-from wmtp_jax.decode.drafter import Drafter
+from wmtp_jax.clp.rules import Rule, span
+from wmtp_jax.decode.drafter import Drafter, MTPDrafter, draft_extend
 from wmtp_jax.decode.loop import Emitted, cut, run_steps
 from wmtp_jax.decode.sampling import Sampling, choose
 from wmtp_jax.decode.state import Committed, DecodeState
@@ -40,8 +40,8 @@ class Trusting:
     """A drafter whose tokens are taken by a rule. In place of ``propose`` it has a loop of its own."""
 
     drafter: Drafter
-    rule: Rule = "clp"
-    tau: float = DEFAULT_TAU
+    rule: Rule
+    tau: float = 0.0
 
     @property
     def gamma(self) -> int:
@@ -141,6 +141,17 @@ def _pending(state: DecodeState, first: Int[Array, " B"]) -> DecodeState:
     return replace(state, pending=first, committed=replace(state.committed, tokens=tokens), history=history)
 
 
+def _with_last_entries(model: Decoder, drafter: Trusting, state: DecodeState) -> DecodeState:
+    """An MTP head's entries of the last committed run: the one of a prompt's last token waits for its first answer.
+
+    A step commits another run before it drafts; of a run that is stored already this changes nothing.
+    """
+    if not isinstance(drafter.drafter, MTPDrafter):
+        return state
+    ring = draft_extend(model, replace(state, draft=state.draft.draft))
+    return replace(state, draft=replace(state.draft, draft=ring))
+
+
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
 def decode_trusting(
     model: Packed[Decoder],
@@ -152,4 +163,5 @@ def decode_trusting(
 ) -> tuple[DecodeState, Emitted]:
     """``decode`` without verification: ``accepted[n]`` counts steps that took n of the heads' tokens."""
     target = model.unpack()
+    state = _with_last_entries(target, drafter, state)
     return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)

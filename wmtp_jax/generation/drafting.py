@@ -22,6 +22,9 @@ from wmtp_jax.models.parameters import Packed
 
 def make_drafter(model: Model, options: GenerateOptions) -> Drafter:
     """The drafter that the options ask for. Raises UserError where the model lacks what it needs."""
+    heads = model.decoder.heads
+    if heads is not None and heads.config.competing and (options.gamma == AUTO or options.accept == "clp"):
+        raise UserError("competing heads have no use for predicted lengths: give accept=all, or a number as gamma")
     if options.drafter is not None:
         return options.drafter
     if options.accept != "verify":

@@ -102,6 +102,10 @@ class GenerateOptions:
     def _check_acceptance(self) -> None:
         if self.accept not in ACCEPTS:
             raise UserError(f"accept={self.accept}: must be one of {', '.join(ACCEPTS)}")
+        if self.accept != "verify" and self.drafter is not None:
+            raise UserError(f"accept={self.accept} is for the model's own heads: leave drafter out")
+        if self.step_costs is not None and self.gamma != AUTO:
+            raise UserError('step_costs are for gamma="auto" alone')
         if self.accept != "verify" and self.gamma == AUTO:
             raise UserError(f"accept={self.accept} takes what its rule says of a fixed number of heads: give gamma=K")
         if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:

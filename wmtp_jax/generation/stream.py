@@ -126,7 +126,8 @@ class Stream(Iterator[Event]):
             yield from self._take(emitted)
             if self._all_finished():
                 break
-        self._meter.step_costs = [cost for cost in best if cost < math.inf]
+        if max(best) < math.inf:
+            self._meter.step_costs = best
         return with_costs(self._with_finished_rows(state), jnp.asarray(best))
 
     def _read_steps(self, state: DecodeState, stops: jax.Array) -> Iterator[Event]:

@@ -1,5 +1,6 @@
 """Training of heads on a frozen backbone, then of the length predictor and the gate on text that neither has seen."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ import optax
 from flax import nnx
 
 from wmtp_jax.clp.config import HeadsConfig
-from wmtp_jax.clp.data import Collected, split
 from wmtp_jax.clp.heads import Gate, Heads, features
-from wmtp_jax.clp.outputs import judge, spans
+from wmtp_jax.errors import UserError
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.draft_vocabulary import DraftVocabulary
 from wmtp_jax.models.layers import Linear
 from wmtp_jax.models.parameters import named_parameters, with_parameters
+from wmtp_jax.option_checks import require
 from wmtp_jax.train.checkpoints import restore_state, save_state
+from wmtp_jax.train.head_data import Collected, split
+from wmtp_jax.train.head_outputs import judge, spans
 from wmtp_jax.train.loss import MTP_STEP_DECAY
 from wmtp_jax.train.optimizer import make_optimizer, schedule
 
@@ -43,6 +46,13 @@ class HeadTraining:
     # The paper's, for its one linear layer.
     predictor_epochs: int = 20
     predictor_learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require("rows", self.rows, 1)
+        require("seed", self.seed, 0, 2**32 - 1)
+        for name in ("epochs", "learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number above 0")
 
 
 def initial_heads(config: HeadsConfig, model: Decoder, seed: int) -> Heads:
@@ -108,6 +118,8 @@ def _fit_heads(model, heads, vocabulary, collected, rows, held_out, training, fo
         state, losses, accuracy = step_function(model, vocabulary, state, *batch)
         last = step + 1 == steps
         row = {"step": step + 1, "steps": steps, "loss": losses.tolist(), "accuracy": accuracy.tolist()}
+        if not all(map(math.isfinite, row["loss"])):
+            raise UserError(f"training diverged at step {step + 1}: give a lower --learning-rate and another --out")
         report({**row, "seconds": time.perf_counter() - started})
         if (step + 1) % training.save_every == 0 or last:
             save_state(state, folder)
@@ -207,7 +219,10 @@ def _examples(model, heads, vocabulary, collected: Collected, rows: np.ndarray, 
                 "right": np.moveaxis(np.asarray(judged.right), 0, 2)[there],
             }
         )
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if not len(found["span"]):
+        raise UserError("no sequence kept for the length predictor has an answer as long as the heads: give more text")
+    return found
 
 
 def _predictor_loss(predictor: Linear, batch: dict[str, Any]) -> jax.Array:

@@ -14,7 +14,7 @@ from wmtp_jax.train.loss import draft_outputs
 
 
 class Judged(NamedTuple):
-    """For every head and position: its loss in nats, whether it is right, whether it counts, and its features.
+    """For every head and position: its loss in nats, whether it is right and whether it counts; and each head's logits.
 
     A position counts where the token that the head should write is there and is one to learn. A token outside the
     heads' vocabulary has no loss and is never right.
@@ -44,7 +44,6 @@ def judge(
         ahead = heads.config.offset + head
         target = index[jnp.roll(tokens, -ahead, axis=1)]
         there = jnp.arange(tokens.shape[1]) < tokens.shape[1] - ahead
-        # The first token of an answer follows a prompt whose state may foresee it; what it foresees must be learnable.
         count = jnp.roll(counted, -ahead, axis=1) & there
         picked = jnp.take_along_axis(own, jnp.maximum(target, 0)[..., None], axis=-1)[..., 0]
         loss = jnp.where(count & (target >= 0), jax.nn.logsumexp(own, axis=-1) - picked, 0.0)

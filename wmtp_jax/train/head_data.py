@@ -3,7 +3,6 @@
 The backbone reads everything once; its states are kept on the disk, so that an epoch costs only the heads.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
 
 Note = Callable[[str], None]
-_MADE = "collected.json"
+_TOKENS, _COUNTED, _HIDDEN = "tokens.npy", "counted.npy", "hidden.npy"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def text_sequences(model: Model, texts: Sequence[str], length: int, limit: int) 
             break
     rows = min(len(ids), limit) // length
     if not rows:
-        raise UserError(f"the text has only {len(ids)} tokens, fewer than one sequence of {length}")
+        raise UserError(f"the text has only {len(ids)} tokens, and a sequence {length}: give more text or --length")
     tokens = np.array(ids[: rows * length], np.int32).reshape(rows, length)
     return Sequences(tokens, np.ones_like(tokens, bool))
 
@@ -104,25 +103,31 @@ def encode_prompt(model: Model, prompt: str) -> list[int]:
 
 
 def collect(model: Decoder, folder: Path, make: Callable[[], Sequences], rows: int, note: Note) -> Collected:
-    """The sequences that ``make`` gives and the backbone's states, from ``folder`` where an earlier run left them."""
-    names = [folder / f"{name}.npy" for name in ("tokens", "counted", "hidden")]
-    if not (folder / _MADE).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    """The sequences that ``make`` gives and the backbone's states, from ``folder`` where an earlier run left them.
+
+    The folder appears whole or not at all.
+    """
+    # The converter builds on this package, so it can only be imported late.
+    from checkpoints_convert.atomic import atomic_folder
+
+    if not folder.is_dir():
         sequences = make()
-        np.save(names[0], sequences.tokens)
-        np.save(names[1], sequences.counted)
         shape = (*sequences.tokens.shape, model.config.hidden_size)
-        states = np.lib.format.open_memmap(names[2], mode="w+", dtype=np.uint16, shape=shape)
-        done = 0
-        for part in _states(model, sequences.tokens, rows):
-            states[done : done + len(part)] = part
-            done += len(part)
-            note(f"{done} of {len(sequences)} sequences read")
-        states.flush()
-        # Last, so that its presence says that the rest is whole.
-        (folder / _MADE).write_text(json.dumps({"sequences": len(sequences), "tokens": int(sequences.counted.sum())}))
-    tokens, counted, hidden = (np.load(name, mmap_mode="r" if name == names[2] else None) for name in names)
-    return Collected(Sequences(tokens, counted), hidden)
+        with atomic_folder(folder.absolute(), force=False, needed_bytes=2 * int(np.prod(shape))) as building:
+            np.save(building / _TOKENS, sequences.tokens)
+            np.save(building / _COUNTED, sequences.counted)
+            states = np.lib.format.open_memmap(building / _HIDDEN, mode="w+", dtype=np.uint16, shape=shape)
+            done = 0
+            for part in _states(model, sequences.tokens, rows):
+                states[done : done + len(part)] = part
+                done += len(part)
+                note(f"{done} of {len(sequences)} sequences read")
+            states.flush()
+    try:
+        tokens, counted = np.load(folder / _TOKENS), np.load(folder / _COUNTED)
+        return Collected(Sequences(tokens, counted), np.load(folder / _HIDDEN, mmap_mode="r"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: damaged training data ({error}); remove it, and it is made again") from None
 
 
 def _states(model: Decoder, tokens: np.ndarray, rows: int) -> Iterator[np.ndarray]:

@@ -1,5 +1,7 @@
 """One head-training run from end to end: sequences, hidden states, heads, length predictor, one file."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,28 +11,31 @@ import numpy as np
 
 from wmtp_jax.bench.texts import read_texts
 from wmtp_jax.clp.config import HeadsConfig, Kind, fingerprint
-from wmtp_jax.clp.data import Sequences, collect, distilled_sequences, frequent_tokens, text_sequences
 from wmtp_jax.clp.store import HEADS_NAME, draft_vocabulary, save_heads
-from wmtp_jax.clp.train import HeadTraining, initial_heads, train_heads
 from wmtp_jax.errors import UserError
 from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.option_checks import require
+from wmtp_jax.train.head_data import Sequences, collect, distilled_sequences, frequent_tokens, text_sequences
+from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
 
 # Sequences that the backbone reads or answers at once.
 _ROWS = 16
+_RUN = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRun:
     """What to train, on what.
 
+    - ``kind``: None is ``own`` where the checkpoint has an MTP head, else ``recurrent``.
     - ``text``: a file as ``read_texts`` takes; None is the packaged held-out text. Its documents are learned as they
       are, or with ``distill`` asked as prompts, whose answers the backbone writes itself.
     - ``tokens``: at most so many of the text, or with ``distill`` as many prompts as fill so many.
     - ``length``: of a training sequence; an answer has at least half of it.
     """
 
-    kind: Kind = "recurrent"
+    kind: Kind | None = None
     k: int = 2
     competing: bool = False
     draft_vocab: int = 0
@@ -42,9 +47,10 @@ class HeadRun:
     training: HeadTraining = field(default_factory=HeadTraining)
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("length", 16)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)}: must be {least} or more")
+        require("length", self.length, 16)
+        require("tokens", self.tokens, self.length)
+        if self.temperature and not self.distill:
+            raise UserError(f"--temperature {self.temperature:g} is of the backbone's answers: give --distill too")
 
 
 def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -55,11 +61,12 @@ def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[
     def note(line: str) -> None:
         report({"note": line})
 
-    collected = collect(
-        backbone, _data_folder(out, config, options), lambda: _sequences(model, options, note), _ROWS, note
-    )
+    data = out / "data" / _data_key(model, config, options)
+    collected = collect(backbone, data, lambda: _sequences(model, options, note), _ROWS, note)
     ids = frequent_tokens(collected.sequences, config.draft_vocab, config.vocab_size)
     vocabulary = draft_vocabulary(backbone, ids)
+    folder = out / f"{config.kind}-{config.k}{'-competing' if config.competing else ''}"
+    _claim(folder, {"heads": config.to_json(), "data": data.name, "training": repr(options.training)})
     last: dict[str, Any] = {"tokens": int(collected.sequences.counted.sum()), "sequences": len(collected)}
 
     def keep(row: dict[str, Any]) -> None:
@@ -67,8 +74,6 @@ def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[
         report(row)
 
     heads = initial_heads(config, backbone, options.training.seed)
-    folder = out / f"{config.kind}-{config.k}{'-competing' if config.competing else ''}"
-    folder.mkdir(parents=True, exist_ok=True)
     heads = train_heads(backbone, heads, vocabulary, collected, options.training, folder, keep)
     path = folder / HEADS_NAME
     metadata = {"seed": str(options.training.seed), "data": "distilled" if options.distill else "text"}
@@ -78,15 +83,16 @@ def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[
 
 def heads_config(backbone: Decoder, options: HeadRun) -> HeadsConfig:
     """The heads' description. Raises UserError for heads that this backbone cannot have."""
-    if options.kind == "own" and backbone.mtp is None:
+    kind: Kind = options.kind or ("recurrent" if backbone.mtp is None else "own")
+    if kind == "own" and backbone.mtp is None:
         raise UserError("kind=own: this checkpoint has no MTP head; train recurrent heads instead")
-    if options.kind == "recurrent" and backbone.mtp is not None:
+    if kind == "recurrent" and backbone.mtp is not None:
         raise UserError(
             "kind=recurrent: this checkpoint has an MTP head already; use kind=own, or load it with --no-mtp"
         )
     vocab = backbone.config.vocab_size
     return HeadsConfig(
-        kind=options.kind,
+        kind=kind,
         k=options.k,
         hidden_size=backbone.config.hidden_size,
         vocab_size=vocab,
@@ -96,11 +102,24 @@ def heads_config(backbone: Decoder, options: HeadRun) -> HeadsConfig:
     )
 
 
-def _data_folder(out: Path, config: HeadsConfig, options: HeadRun) -> Path:
-    """Heads of every kind share the states of one backbone on one text."""
-    source = "demo" if options.text is None else options.text.name
-    way = f"distilled-{options.temperature}" if options.distill else "text"
-    return out / "data" / f"{config.fingerprint}-{source}-{way}-{options.tokens}-{options.length}"
+def _data_key(model: Model, config: HeadsConfig, options: HeadRun) -> str:
+    """Heads of every kind share the states of one backbone on one text: this names all that those depend on."""
+    text = "demo" if options.text is None else hashlib.sha256(options.text.read_bytes()).hexdigest()[:12]
+    way = f"distilled-{options.temperature}-{options.training.seed}" if options.distill else "text"
+    dtype = model.decoder.embedding.dtype
+    return f"{config.fingerprint}-{dtype}-{text}-{way}-{options.tokens}-{options.length}"
+
+
+def _claim(folder: Path, run: dict[str, str]) -> None:
+    """Marks the folder as this run's. Raises UserError where it holds another, which must not be taken up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _RUN
+    if not path.is_file():
+        path.write_text(json.dumps(run, indent=1) + "\n")
+    found = json.loads(path.read_text())
+    for name in run:
+        if found.get(name) != run[name]:
+            raise UserError(f"{folder}: holds a run with other {name}; give another --out, or remove that folder")
 
 
 def _sequences(model: Model, options: HeadRun, note: Callable[[str], None]) -> Sequences:

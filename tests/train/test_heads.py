@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,21 @@ import pytest
 from flax import nnx
 
 import wmtp_jax as wmtp
-from tests.clp.backbones import heads_config, random_heads
+from tests.clp.backbones import heads_config, random_heads, with_random_heads
+from tests.decode.driving import SHAPES, Batch, Request, prefilled
 from tests.tiny import CONFIGS, tiny_model
+from wmtp_jax.cli import main
 from wmtp_jax.clp.config import fingerprint
-from wmtp_jax.clp.data import Collected, Sequences, split
+from wmtp_jax.clp.drafter import drafted, heads_drafter
 from wmtp_jax.clp.heads import Heads, features
-from wmtp_jax.clp.outputs import judge, spans
 from wmtp_jax.clp.store import HEADS_NAME, attach, draft_vocabulary, load_heads, save_heads
-from wmtp_jax.clp.train import HeadTraining, initial_heads, train_heads
+from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
-from wmtp_jax.models.parameters import named_parameters
+from wmtp_jax.models.parameters import named_parameters, with_parameters
+from wmtp_jax.train.head_data import Collected, Sequences, collect, distilled_sequences, split
+from wmtp_jax.train.head_outputs import head_logits, judge, spans
+from wmtp_jax.train.head_run import HeadRun, run_heads
+from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
 
 KINDS = ["parallel", "residual", "recurrent", "own"]
 
@@ -122,6 +128,26 @@ def test_the_predictor_has_a_class_for_every_length_and_one_layer(width, k, para
     assert 0.9e6 < sum(np.prod(v.shape) for n, v in named.items() if n.startswith("gate.")) < 1.2e6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("competing", [False, True])
+def test_what_is_judged_in_training_is_what_is_drafted(kind, competing):
+    """The logits that a label is made from are those that a draft at the same place is chosen from."""
+    if competing and kind in ("recurrent", "own"):
+        pytest.skip("an MTP layer cannot compete with the backbone's head: it sees that head's token")
+    shape, k = replace(SHAPES[0], rows=1, window=60, sink=0), 3
+    model = with_random_heads(shape.model, kind, k, 6, draft_vocab=20, competing=competing)
+    batch = Batch(shape, [Request([3, 1, 4, 1, 5, 9, 2, 6], 20, -1, SamplingParams())])
+    drafter = heads_drafter(model, model.heads.config.drafts, 60, 0)
+    state = prefilled(model, drafter, batch)
+    drafts, logits, _ = drafted(model, drafter, state, batch.sampling)
+    whole = jnp.asarray([[*batch.prompts[0], int(state.pending[0]), *np.asarray(drafts[0]).tolist()]])
+    vocabulary = model.draft_vocabulary
+    judged = head_logits(model, model.heads, vocabulary, model.sequence(whole), whole)
+    at = len(batch.prompts[0]) - 1
+    for head, own in enumerate(judged[int(competing) :]):
+        np.testing.assert_allclose(vocabulary.spread(own)[0, at], logits[0, head], atol=1e-4)
+
+
 def test_features_are_what_their_names_say():
     logits = np.random.default_rng(0).standard_normal((3, 7)) * 2
     chance = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
@@ -186,9 +212,104 @@ def test_a_backbone_has_one_fingerprint_in_every_dtype():
     assert fingerprint(model.decoder) == fingerprint(wmtp.load(dtype="bfloat16").decoder)
 
 
-def test_heads_train_from_the_command_line(tmp_path, monkeypatch):
-    from wmtp_jax.cli import main
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_fingerprint_sees_every_layer(stacked):
+    model = tiny_model("mamba", 4, unrolled=not stacked)
+    assert fingerprint(model) == fingerprint(tiny_model("mamba", 4, unrolled=stacked))
+    found = {fingerprint(model)}
+    names = [name for name in named_parameters(model) if name.startswith("blocks.")]
+    for name in names[:: len(names) // 7]:
+        parameters = named_parameters(model)
+        parameters[name] = parameters[name] + 0.5
+        found.add(fingerprint(with_parameters(model, parameters)))
+    assert len(found) == 1 + len(names[:: len(names) // 7])
 
+
+def test_data_and_heads_of_another_run_are_not_taken_up(tmp_path):
+    model, notes = wmtp.load(), []
+    text = tmp_path / "text.txt"
+    text.write_text("The President shall say what he shall say. " * 200)
+    given = HeadRun(kind="residual", text=text, tokens=1500, length=32, training=HeadTraining(epochs=0.5, warmup=1))
+
+    def once(options):
+        notes.clear()
+        run_heads(model, options, tmp_path / "out", lambda row: notes.append(row.get("note")))
+        return [note for note in notes if note and note.endswith("sequences read")]
+
+    assert once(given)
+    assert not once(given)
+    text.write_text(text.read_text() + "And so on. ")
+    for other in (
+        given,
+        replace(given, tokens=1400),
+        replace(given, draft_vocab=100),
+        replace(given, training=replace(given.training, seed=1)),
+    ):
+        with pytest.raises(UserError, match=r"holds a run with other (data|heads|training); give another --out"):
+            once(other)
+
+
+def test_damaged_training_data_is_named(tmp_path):
+    model = tiny_model("attention", 2)
+    made = sequences(model, 12, 8, 0)
+    collect(model, tmp_path / "data", lambda: made.sequences, 4, lambda line: None)
+    again = collect(model, tmp_path / "data", lambda: pytest.fail("made again"), 4, lambda line: None)
+    np.testing.assert_array_equal(again.hidden, made.hidden)
+    np.testing.assert_array_equal(again.sequences.counted, made.sequences.counted)
+    (tmp_path / "data" / "tokens.npy").write_bytes(b"no numbers")
+    with pytest.raises(UserError, match=r"damaged training data .*; remove it, and it is made again"):
+        collect(model, tmp_path / "data", lambda: made.sequences, 4, lambda line: None)
+
+
+def test_an_interrupted_collection_leaves_nothing(tmp_path):
+    model = tiny_model("attention", 2)
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(model, tmp_path / "data", lambda: sequences(model, 12, 8, 0).sequences, 4, interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_distilled_answers_are_the_backbones_own():
+    model = wmtp.load()
+    prompts = ["The President shall", "And it came to pass", "x " * 100]
+    made = distilled_sequences(model, prompts, 48, temperature=0.0, rows=2, seed=0, note=lambda line: None)
+    assert len(made) == 2
+    for prompt, tokens, counted in zip(prompts, made.tokens, made.counted, strict=False):
+        asked = model.encode(prompt)
+        answer = wmtp.generate(model, asked, gamma=0, max_new_tokens=48 - len(asked)).tokens[0]
+        assert tokens[: len(asked) + len(answer)].tolist() == [*asked, *answer]
+        assert counted.nonzero()[0].tolist() == list(range(len(asked), len(asked) + len(answer)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rows", "0"], "--rows 0: must be 1 or more"),
+        (["--epochs", "nan"], "--epochs nan: must be a number above 0"),
+        (["--learning-rate", "-1"], "--learning-rate -1.0: must be a number above 0"),
+        (["--seed", "-1"], "--seed -1: must be 0 or more"),
+        (["--k", "9"], "k=9 must be a whole number from 1 to 8"),
+        (["--length", "8"], "--length 8: must be 16 or more"),
+        (["--tokens", "100"], "--tokens 100: must be 256 or more"),
+        (["--draft-vocab", "1"], "draft_vocab=1 must be 0, or from 2 to"),
+        (["--temperature", "0.5"], "--temperature 0.5 is of the backbone's answers: give --distill too"),
+        (["--kind", "none"], "kind='none' must be one of parallel, residual, recurrent, own"),
+        (["--kind", "recurrent"], "kind=recurrent: this checkpoint has an MTP head already"),
+        (["--no-mtp", "--kind", "own"], "kind=own: this checkpoint has no MTP head"),
+        (["--competing", "--kind", "own"], "competing heads read the hidden state alone"),
+        (["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+    ],
+)
+def test_bad_options_get_one_line(options, message, capsys, tmp_path):
+    assert main.run(["train", "heads", "--out", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_heads_train_from_the_command_line(tmp_path, monkeypatch):
     command = ["train", "heads", "--kind", "own", "--k", "2", "--tokens", "2000", "--length", "64", "--json"]
     out: list = []
     monkeypatch.setattr("wmtp_jax.cli.train.print_json", out.append)
