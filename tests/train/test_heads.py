@@ -277,9 +277,10 @@ def test_distilled_answers_are_the_backbones_own():
     prompts = ["The President shall", "And it came to pass", "x " * 100]
     made = distilled_sequences(model, prompts, 48, temperature=0.0, rows=2, seed=0, note=lambda line: None)
     assert len(made) == 2
+    room = 48 - max(len(model.encode(prompt)) for prompt in prompts[:2])
     for prompt, tokens, counted in zip(prompts, made.tokens, made.counted, strict=False):
         asked = model.encode(prompt)
-        answer = wmtp.generate(model, asked, gamma=0, max_new_tokens=48 - len(asked)).tokens[0]
+        answer = wmtp.generate(model, asked, gamma=0, max_new_tokens=room).tokens[0]
         assert tokens[: len(asked) + len(answer)].tolist() == [*asked, *answer]
         assert counted.nonzero()[0].tolist() == list(range(len(asked), len(asked) + len(answer)))
 

@@ -18,13 +18,11 @@ _TITLES = (
     "low - high",
     "right by head",
     "mean span",
-    "repeated 3",
-    "repeated 4",
-    "distinct 1",
-    "distinct 2",
+    "repeated 3, 4",
+    "distinct 1, 2",
     "perplexity",
     "as greedy",
-    "same text",
+    "same",
 )
 
 
@@ -36,7 +34,7 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
         "verified ways write the backbone's text; all others change it"
     )
     table.add_column("rows")
-    table.add_column("way")
+    table.add_column("way", no_wrap=True)
     for title in _TITLES:
         table.add_column(title, justify="right")
     for index, result in enumerate(results):
@@ -51,7 +49,8 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
             _range(result.speedup),
             " ".join("-" if math.isnan(a) else f"{a:.2f}" for a in result.accuracy or ()),
             f"{result.tokens_a_step - 1:.3f}",
-            *(f"{value:.3f}" for value in (q.repeated_3, q.repeated_4, q.distinct_1, q.distinct_2)),
+            f"{q.repeated_3:.3f} {q.repeated_4:.3f}",
+            f"{q.distinct_1:.2f} {q.distinct_2:.2f}",
             f"{q.perplexity:.2f}",
             f"{q.agreed:.1f}",
             f"{q.same:.0%}",
