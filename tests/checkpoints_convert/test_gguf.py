@@ -136,7 +136,7 @@ def raw_file(path, kind, rows=7, blocks=3):
         wide = np.random.default_rng(0).normal(size=(rows, blocks * values)).astype(np.float32)
         codes = gguf.quantize(wide, kind).view(np.uint8).reshape(rows, -1)
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in metadata_of("llama").items():
+    for key, value in metadata_of("llama", block_count=1).items():
         (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
     writer.add_tensor("odd", codes, raw_shape=(rows, blocks * block_bytes), raw_dtype=kind)
     writer.write_header_to_file()
