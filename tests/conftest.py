@@ -13,9 +13,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker is one core's worth of work: torch would start a thread a core in every one of them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -32,10 +29,8 @@ _MAPS = Path("/proc/self/maps")
 _MOST_MAPS = 30000
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _room_for_programs() -> Iterator[None]:
+def pytest_runtest_teardown() -> None:
     """Lets compiled programs go before LLVM runs out of mappings, which ends the process."""
-    yield
     if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         import jax
 

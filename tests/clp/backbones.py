@@ -1,5 +1,7 @@
 """Tiny backbones with heads drawn at random, of every kind."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -42,9 +44,11 @@ def random_heads(config: HeadsConfig, model: Decoder, seed: int) -> Heads:
 def with_random_heads(
     name: str, kind: Kind, k: int, seed: int, *, draft_vocab: int = 0, competing: bool = False, unrolled: bool = False
 ) -> Decoder:
-    """The tiny model ``name`` with heads; the smaller vocabulary is every other token, roughly."""
+    """The tiny model ``name`` with heads; the smaller vocabulary is drawn at random."""
     model = tiny_model(name, seed, unrolled=unrolled)
     config = heads_config(model, kind, k, draft_vocab=draft_vocab, competing=competing)
+    # Compiled in, as all of a description is: with one for all weights, they share programs.
+    config = replace(config, fingerprint="any")
     ids = np.sort(np.random.default_rng(seed).permutation(CONFIGS[name].vocab_size)[:draft_vocab]).astype(np.int32)
     vocabulary = draft_vocabulary(model, ids if draft_vocab else None)
     return attach(model, random_heads(config, model, seed), vocabulary)
