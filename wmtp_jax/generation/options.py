@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAX_GAMMA = 8
 AUTO = "auto"
-# Beyond these a draft is rarely right often enough to pay for its own step and its place in the verification.
+# Every number of drafts is a branch of the loop with a forward pass of its own to compile.
 MOST_AUTO_DRAFTS = 4
 Accept = Literal["verify", "clp", "gate", "threshold", "all"]
 ACCEPTS: tuple[str, ...] = get_args(Accept)
