@@ -56,7 +56,7 @@ def test_accept_prints_a_table_with_a_line_a_drafter(
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="transformers comes with the tests on Python 3.11 alone")
 def test_versus_hf_prints_one_json_object(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the other contender is Hugging Face transformers")
     flags = "--prompt-tokens 14 --new-tokens 8 --window 5 --sink 2 --repeats 1 --threads 1 --json"
     assert run(["bench", "versus-hf", "--model", str(folder), "--prompt-file", text, *flags.split()]) == 0
     out = printed_json(capsys)

@@ -54,7 +54,7 @@ class HeadRun:
 
 
 def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Trains in ``out``, resuming what is there, and writes ``out/KIND-K/heads.safetensors``. Returns the last figures."""
+    """Trains in ``out``, or resumes, and writes ``out/KIND-K/heads.safetensors``. Returns the last figures."""
     backbone = model.decoder
     config = heads_config(backbone, options)
 
