@@ -12,9 +12,10 @@ from tests.clp.backbones import with_random_heads
 from tests.decode.driving import SHAPES, Batch, Outcome, Request, append, batches, prefilled, run
 from tests.decode.recompute import assert_same_texts
 from tests.tiny import tiny_model
-from wmtp_jax.clp.adaptive import Adaptive, choose_count, decode_adaptive, with_costs
+from wmtp_jax.clp.adaptive import Adaptive, choose_count, with_costs
 from wmtp_jax.clp.drafter import heads_drafter
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
+from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import pack
@@ -30,7 +31,7 @@ def adapted(model: Decoder, drafter: Adaptive, batch: Batch, costs, forced: list
     forced = [*forced]
     while not bool(jnp.all(state.done)):
         state = with_costs(state, jnp.asarray(costs), forced.pop(0) if forced else -1)
-        state, emitted = decode_adaptive(packed, drafter, state, batch.sampling, batch.stops, 2)
+        state, emitted = decode(packed, drafter, state, batch.sampling, batch.stops, 2)
         append(texts, emitted)
         accepted += np.asarray(emitted.accepted)
     return Outcome(texts, accepted, state)
@@ -77,7 +78,7 @@ def test_without_a_predictor_plain_decoding_is_given_up_now_and_then():
     state = with_costs(prefilled(model, drafter, _one_request(shape, 70)), jnp.asarray([1.0, 50, 60, 70]))
     packed = pack(model)
     batch = _one_request(shape, 70)
-    state, _ = decode_adaptive(packed, drafter, state, batch.sampling, batch.stops, 64)
+    state, _ = decode(packed, drafter, state, batch.sampling, batch.stops, 64)
     tried = np.asarray(state.draft.pace.tried)
     # Two steps in sixty-four drafted one token, on top of the two trials that every draft is credited with.
     assert 3 < tried[0] <= 4

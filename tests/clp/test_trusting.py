@@ -15,8 +15,9 @@ from tests.decode.recompute import assert_same_texts
 from tests.decode.states import assert_same_target_state, readable_entries
 from tests.tiny import tiny_model
 from wmtp_jax.clp.drafter import HeadsDrafter, heads_drafter
-from wmtp_jax.clp.trusting import Trusting, decode_trusting
+from wmtp_jax.clp.trusting import Trusting
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
+from wmtp_jax.decode.loop import decode
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.generation.options import ACCEPTS
 from wmtp_jax.models.decoder import Decoder
@@ -49,7 +50,7 @@ def trusted(model: Decoder, drafter: Trusting, batch: Batch, steps: int = 1) -> 
     packed, texts = pack(model), [[int(token)] for token in state.pending]
     accepted = np.zeros(drafter.gamma + 1, int)
     while not bool(jnp.all(state.done)):
-        state, emitted = decode_trusting(packed, drafter, state, batch.sampling, batch.stops, steps)
+        state, emitted = decode(packed, drafter, state, batch.sampling, batch.stops, steps)
         append(texts, emitted)
         accepted += np.asarray(emitted.accepted)
     return Outcome(texts, accepted, state)

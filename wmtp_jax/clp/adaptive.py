@@ -16,12 +16,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.clp.drafter import HeadsDrafter, newest_hidden
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, draft_decode, draft_extend
-from wmtp_jax.decode.loop import Emitted, commit, run_steps, verify
+from wmtp_jax.decode.drafter import MTPDrafter, Proposing, draft_decode, draft_extend
+from wmtp_jax.decode.loop import commit, verify
 from wmtp_jax.decode.sampling import Sampling
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.parameters import Packed
 
 # Of the running averages: about the last hundred steps count.
 _DECAY = 0.99
@@ -64,7 +63,7 @@ class Adaptive:
     nothing, so the number that is best for their sum is taken.
     """
 
-    drafter: Drafter
+    drafter: Proposing
 
     @property
     def gamma(self) -> int:
@@ -87,8 +86,19 @@ class Adaptive:
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Paced:
         return replace(draft, draft=self.drafter.prefill(model, draft.draft, hidden, next_tokens, start, prompt_length))
 
-    def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> Any:
-        raise TypeError("the number of drafts differs from step to step: use decode_adaptive")
+    def step(
+        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+    ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+        """One step with 0 to ``gamma`` drafts; each number is a branch with a shape of its own."""
+        pace, inner = state.draft.pace, replace(state, draft=state.draft.draft)
+        if isinstance(self.drafter, MTPDrafter):
+            # Whatever is drafted: an entry that is not stored now would be missing later.
+            inner = replace(inner, draft=draft_extend(model, inner))
+        count = choose_count(model, state, pace)
+        branches = [partial(_branch, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)]
+        new, choices, emitted = jax.lax.switch(count, branches, inner)
+        live = ~state.done
+        return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live))), choices, emitted
 
 
 def survival(model: Decoder, state: DecodeState, pace: Pace) -> Float[Array, "B gamma"]:
@@ -114,25 +124,8 @@ def choose_count(model: Decoder, state: DecodeState, pace: Pace) -> Int[Array, "
     return jnp.where(pace.forced >= 0, pace.forced, best).astype(jnp.int32)
 
 
-def step(
-    model: Decoder, drafter: Adaptive, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
-    """One step for every row that is not done, with 0 to ``gamma`` drafts: each number is a branch of its own shape."""
-    pace, inner = state.draft.pace, replace(state, draft=state.draft.draft)
-    if isinstance(drafter.drafter, MTPDrafter):
-        # Whatever is drafted: an entry that is not stored now would be missing later.
-        inner = replace(inner, draft=draft_extend(model, inner))
-    count = choose_count(model, state, pace)
-    branches = [
-        partial(_branch, model, drafter.drafter, number, sampling, stops) for number in range(drafter.gamma + 1)
-    ]
-    new, choices, emitted = jax.lax.switch(count, branches, inner)
-    live = ~state.done
-    return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live))), choices, emitted
-
-
 def _branch(
-    model: Decoder, drafter: Drafter, number: int, sampling: Sampling, stops: Int[Array, "B E"], state: DecodeState
+    model: Decoder, drafter: Proposing, number: int, sampling: Sampling, stops: Int[Array, "B E"], state: DecodeState
 ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
     """A step with ``number`` drafts; what it returns has the shape of one with ``drafter.gamma``."""
     drafts, draft = _drafts(model, drafter, number, state, sampling)
@@ -146,7 +139,7 @@ def _branch(
 
 
 def _drafts(
-    model: Decoder, drafter: Drafter, number: int, state: DecodeState, sampling: Sampling
+    model: Decoder, drafter: Proposing, number: int, state: DecodeState, sampling: Sampling
 ) -> tuple[Int[Array, "B g"], Any]:
     if not number:
         return jnp.zeros((len(state.pending), 0), jnp.int32), state.draft
@@ -172,25 +165,6 @@ def _updated(pace: Pace, count: Int[Array, ""], emitted: Int[Array, " B"], live:
         tried=fade * pace.tried + tried,
         steps=pace.steps + 1,
     )
-
-
-@partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
-def decode_adaptive(
-    model: Packed[Decoder],
-    drafter: Adaptive,
-    state: DecodeState,
-    sampling: Sampling,
-    stops: Int[Array, "B E"],
-    steps: int,
-    limit: Int[Array, ""] | None = None,
-) -> tuple[DecodeState, Emitted]:
-    """``decode`` with a number of drafts that is chosen every step; ``limit`` makes a call shorter than ``steps``."""
-    target = model.unpack()
-
-    def one(state: DecodeState) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
-        return step(target, drafter, state, sampling, stops)
-
-    return run_steps(one, state, drafter.gamma + 1, steps, limit)
 
 
 def with_costs(state: DecodeState, costs: Float[Array, " N"], forced: int = -1) -> DecodeState:

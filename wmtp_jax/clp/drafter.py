@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from wmtp_jax.clp.heads import Heads
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, draft_run
+from wmtp_jax.decode.drafter import MTPDrafter, Proposing, draft_run
 from wmtp_jax.decode.sampling import Sampling, choose
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
@@ -61,7 +61,7 @@ def newest_hidden(state: DecodeState) -> Float[Array, "B M"]:
 
 
 def drafted(
-    model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling
+    model: Decoder, drafter: Proposing, state: DecodeState, sampling: Sampling
 ) -> tuple[Int[Array, "B gamma"], Float[Array, "B gamma V"], Any]:
     """What a drafter of either kind proposes, its logits, and its new arrays."""
     if isinstance(drafter, HeadsDrafter):
@@ -70,7 +70,7 @@ def drafted(
     return draft_run(model, state, drafter.gamma, sampling)
 
 
-def heads_drafter(model: Decoder, gamma: int, window: int, sink: int) -> Drafter:
+def heads_drafter(model: Decoder, gamma: int, window: int, sink: int) -> Proposing:
     """The drafter that a model's heads make. Raises UserError for more tokens than there are heads."""
     config = model.heads.config
     if gamma > config.drafts and not config.is_mtp:

@@ -6,7 +6,6 @@ No verifier looks at them: they are simply what the next step reads, so every ca
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,12 +15,11 @@ from jaxtyping import Array, Float, Int
 
 from wmtp_jax.clp.drafter import drafted, newest_hidden
 from wmtp_jax.clp.rules import Rule, span
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, draft_extend
-from wmtp_jax.decode.loop import Emitted, cut, run_steps
+from wmtp_jax.decode.drafter import MTPDrafter, Proposing, draft_extend
+from wmtp_jax.decode.loop import cut
 from wmtp_jax.decode.sampling import Sampling, choose
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.parameters import Packed
 from wmtp_jax.models.recurrent import commit_run
 
 
@@ -37,9 +35,9 @@ class Trusted:
 
 @dataclass(frozen=True, kw_only=True)
 class Trusting:
-    """A drafter whose tokens are taken by a rule. In place of ``propose`` it has a loop of its own."""
+    """A drafter whose tokens are taken by a rule. Its step verifies nothing."""
 
-    drafter: Drafter
+    drafter: Proposing
     rule: Rule
     tau: float = 0.0
 
@@ -54,42 +52,48 @@ class Trusting:
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Trusted:
         return replace(draft, draft=self.drafter.prefill(model, draft.draft, hidden, next_tokens, start, prompt_length))
 
-    def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> Any:
-        raise TypeError("tokens that are trusted are not verified: use decode_trusting")
-
     def take(
         self, model: Decoder, state: DecodeState, tokens: Int[Array, "B k"], logits: Float[Array, "B k V"]
     ) -> Int[Array, " B"]:
         """How many of the heads' tokens to take, by the rule."""
         return span(self.rule, self.tau, model.heads, newest_hidden(state), logits)
 
+    def step(
+        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+    ) -> tuple[DecodeState, Int[Array, "B k+1"], Int[Array, " B"]]:
+        """One step for every row that is not done: the state, the tokens written, and how many of them are emitted."""
+        state = replace(state, draft=replace(state.draft, draft=self._stored(model, state)))
+        read = _read(model, state)
+        first = _first(model, read, sampling)
+        read = _pending(read, first)
+        tokens, logits, draft = drafted(model, self.drafter, replace(read, draft=state.draft.draft), sampling)
+        taken = self.take(model, read, tokens, logits)
+        written = jnp.concatenate([first[:, None], tokens], axis=1)
+        count, stopped = cut(read, written, taken, stops)
+        emitted = jnp.arange(written.shape[1]) < count[:, None]
+        remaining = state.remaining - count
+        new = replace(
+            read,
+            draft=Trusted(
+                draft,
+                jnp.where(state.done[:, None], state.draft.tokens, tokens),
+                jnp.where(state.done, state.draft.count, count - 1),
+            ),
+            pending=jnp.where(state.done, state.pending, first),
+            remaining=remaining,
+            done=state.done | stopped | (remaining <= 0),
+            history=None if state.history is None else state.history.add(written, emitted),
+        )
+        return new, written, count
 
-def step(
-    model: Decoder, drafter: Trusting, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, "B k+1"], Int[Array, " B"]]:
-    """One step for every row that is not done: the state, the tokens written, and how many of them are emitted."""
-    read = _read(model, state)
-    first = _first(model, read, sampling)
-    read = _pending(read, first)
-    tokens, logits, draft = drafted(model, drafter.drafter, replace(read, draft=state.draft.draft), sampling)
-    taken = drafter.take(model, read, tokens, logits)
-    written = jnp.concatenate([first[:, None], tokens], axis=1)
-    count, stopped = cut(read, written, taken, stops)
-    emitted = jnp.arange(written.shape[1]) < count[:, None]
-    remaining = state.remaining - count
-    new = replace(
-        read,
-        draft=Trusted(
-            draft,
-            jnp.where(state.done[:, None], state.draft.tokens, tokens),
-            jnp.where(state.done, state.draft.count, count - 1),
-        ),
-        pending=jnp.where(state.done, state.pending, first),
-        remaining=remaining,
-        done=state.done | stopped | (remaining <= 0),
-        history=None if state.history is None else state.history.add(written, emitted),
-    )
-    return new, written, count
+    def _stored(self, model: Decoder, state: DecodeState) -> Any:
+        """An MTP head's entries of the last committed run, before another takes its place.
+
+        Only the entry of a prompt's last token can be missing: it waits for the token that follows.
+        """
+        if not isinstance(self.drafter, MTPDrafter):
+            return state.draft.draft
+        return draft_extend(model, replace(state, draft=state.draft.draft))
 
 
 def _read(model: Decoder, state: DecodeState) -> DecodeState:
@@ -139,29 +143,3 @@ def _pending(state: DecodeState, first: Int[Array, " B"]) -> DecodeState:
     if history is not None:
         history = history.add(first[:, None], ~state.done[:, None])
     return replace(state, pending=first, committed=replace(state.committed, tokens=tokens), history=history)
-
-
-def _with_last_entries(model: Decoder, drafter: Trusting, state: DecodeState) -> DecodeState:
-    """An MTP head's entries of the last committed run: the one of a prompt's last token waits for its first answer.
-
-    A step commits another run before it drafts; of a run that is stored already this changes nothing.
-    """
-    if not isinstance(drafter.drafter, MTPDrafter):
-        return state
-    ring = draft_extend(model, replace(state, draft=state.draft.draft))
-    return replace(state, draft=replace(state.draft, draft=ring))
-
-
-@partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
-def decode_trusting(
-    model: Packed[Decoder],
-    drafter: Trusting,
-    state: DecodeState,
-    sampling: Sampling,
-    stops: Int[Array, "B E"],
-    steps: int,
-) -> tuple[DecodeState, Emitted]:
-    """``decode`` without verification: ``accepted[n]`` counts steps that took n of the heads' tokens."""
-    target = model.unpack()
-    state = _with_last_entries(target, drafter, state)
-    return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)

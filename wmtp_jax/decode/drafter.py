@@ -41,6 +41,10 @@ class Drafter(Protocol):
         """Takes in a chunk of the prompt at positions ``start ..`` with the tokens that follow each position."""
         ...
 
+
+class Proposing(Drafter, Protocol):
+    """A drafter of a fixed number of tokens a step, all of which are verified."""
+
     def propose(self, model: Decoder, state: DecodeState, sampling: Sampling) -> tuple[Int[Array, "B gamma"], Any]:
         """Drafts for positions ``length + 1 ..`` and the drafter's new arrays."""
         ...

@@ -1,16 +1,15 @@
 """The loop: draft, verify, accept, commit. One jitted program; the host reads tokens every few steps."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from wmtp_jax.cache.paged import PagedCache
-from wmtp_jax.decode.drafter import Drafter
+from wmtp_jax.decode.drafter import Drafter, Proposing
 from wmtp_jax.decode.sampling import Sampling, choose_run
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
@@ -40,8 +39,19 @@ class Verified(NamedTuple):
     cache: PagedCache
 
 
+@runtime_checkable
+class Stepping(Drafter, Protocol):
+    """A drafter with a step of its own, in place of drafting a fixed number of tokens and verifying them all."""
+
+    def step(
+        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+    ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+        """One step for every row that is not done: the state, tokens, and how many of them a row emits."""
+        ...
+
+
 def step(
-    model: Decoder, drafter: Drafter, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
+    model: Decoder, drafter: Proposing, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
 ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
     """One step for every row that is not done.
 
@@ -113,29 +123,19 @@ def cut(
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
 def decode(
     model: Packed[Decoder],
-    drafter: Drafter,
+    drafter: Proposing | Stepping,
     state: DecodeState,
     sampling: Sampling,
     stops: Int[Array, "B E"],
     steps: int,
-) -> tuple[DecodeState, Emitted]:
-    """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place."""
-    target = model.unpack()
-    return run_steps(lambda state: step(target, drafter, state, sampling, stops), state, drafter.gamma + 1, steps)
-
-
-def run_steps(
-    step: Callable[[DecodeState], tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]],
-    state: DecodeState,
-    run: int,
-    steps: int,
     limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Emitted]:
-    """Up to ``steps`` steps, each of which emits the first few of ``run`` tokens a row, until every row is done.
+    """Up to ``steps`` steps, fewer when every row is done. The state is donated: its caches are updated in place.
 
-    ``limit`` stops earlier without another program.
+    ``limit``, below ``steps``, makes a call shorter without another program.
     """
-    rows = state.pending.shape[0]
+    target = model.unpack()
+    rows, run = state.pending.shape[0], drafter.gamma + 1
 
     def running(carry) -> Array:
         state, out = carry
@@ -143,7 +143,10 @@ def run_steps(
 
     def body(carry):
         state, out = carry
-        state, choices, count = step(state)
+        if isinstance(drafter, Stepping):
+            state, choices, count = drafter.step(target, state, sampling, stops)
+        else:
+            state, choices, count = step(target, drafter, state, sampling, stops)
         offsets = jnp.arange(run)
         # A slot past the buffer is dropped: choices that are not emitted go nowhere.
         slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])

@@ -1,26 +1,23 @@
-"""From options to a drafter, and to the loop that runs it."""
+"""From options to a drafter."""
 
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from wmtp_jax.clp.adaptive import Adaptive, decode_adaptive
+from wmtp_jax.clp.adaptive import Adaptive
 from wmtp_jax.clp.drafter import heads_drafter
-from wmtp_jax.clp.trusting import Trusting, decode_trusting
-from wmtp_jax.decode.drafter import Drafter, MTPDrafter, Plain
-from wmtp_jax.decode.loop import Emitted, decode
-from wmtp_jax.decode.sampling import Sampling
-from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.clp.trusting import Trusting
+from wmtp_jax.decode.drafter import MTPDrafter, Plain, Proposing
+from wmtp_jax.decode.loop import Stepping
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import AUTO, GenerateOptions
 from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
-from wmtp_jax.models.parameters import Packed
 
 
-def make_drafter(model: Model, options: GenerateOptions) -> Drafter:
+def make_drafter(model: Model, options: GenerateOptions) -> Proposing | Stepping:
     """The drafter that the options ask for. Raises UserError where the model lacks what it needs."""
     heads = model.decoder.heads
     if heads is not None and heads.config.competing and (options.gamma == AUTO or options.accept == "clp"):
@@ -42,7 +39,7 @@ def _count(model: Decoder, options: GenerateOptions) -> int:
     return min(model.heads.config.drafts, options.most_drafts)
 
 
-def _drafter(model: Decoder, options: GenerateOptions, gamma: int) -> Drafter:
+def _drafter(model: Decoder, options: GenerateOptions, gamma: int) -> Proposing:
     if model.heads is not None:
         return heads_drafter(model, gamma, options.window, options.draft_sink)
     if model.mtp is None:
@@ -60,23 +57,6 @@ def _trusting(model: Decoder, options: GenerateOptions) -> Trusting:
         raise UserError(f"accept={options.accept}: gamma=0 leaves no head to trust")
     inner = _drafter(model, options, options.most_drafts)
     return Trusting(drafter=inner, rule=options.accept, tau=options.tau)  # pyright: ignore[reportArgumentType]
-
-
-def run_drafter(
-    model: Packed[Decoder],
-    drafter: Drafter,
-    state: DecodeState,
-    sampling: Sampling,
-    stops: Int[Array, "B E"],
-    steps: int,
-    limit: int | None = None,
-) -> tuple[DecodeState, Emitted]:
-    """Up to ``steps`` steps, in the loop that goes with the drafter; ``limit`` is for adaptive ones alone."""
-    if isinstance(drafter, Adaptive):
-        most = jnp.int32(steps if limit is None else min(limit, steps))
-        return decode_adaptive(model, drafter, state, sampling, stops, steps, most)
-    loop = decode_trusting if isinstance(drafter, Trusting) else decode
-    return loop(model, drafter, state, sampling, stops, steps)  # pyright: ignore[reportArgumentType]
 
 
 def checked_costs(costs: Sequence[float], numbers: int) -> Float[Array, " N"]:

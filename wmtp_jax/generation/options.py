@@ -9,7 +9,8 @@ from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from wmtp_jax.decode.drafter import Drafter
+    from wmtp_jax.decode.drafter import Proposing
+    from wmtp_jax.decode.loop import Stepping
 
 MAX_GAMMA = 8
 AUTO = "auto"
@@ -75,7 +76,7 @@ class GenerateOptions:
     cache_dtype: str | None = None
     steps_per_read: int = 8
     step_costs: Sequence[float] | None = None
-    drafter: "Drafter | None" = None
+    drafter: "Proposing | Stepping | None" = None
     on_progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:

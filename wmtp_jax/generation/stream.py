@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from wmtp_jax.clp.adaptive import Adaptive, with_costs
-from wmtp_jax.decode.loop import Emitted
+from wmtp_jax.decode.loop import Emitted, decode
 from wmtp_jax.decode.prefill import prefill, start_state
 from wmtp_jax.decode.sampling import batch_sampling
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.drafting import checked_costs, make_drafter, run_drafter
+from wmtp_jax.generation.drafting import checked_costs, make_drafter
 from wmtp_jax.generation.options import GenerateOptions
 from wmtp_jax.generation.prompts import Prompts, encode_prompts
 from wmtp_jax.generation.rows import Event, Finished, Row
@@ -192,7 +192,8 @@ class Stream(Iterator[Event]):
     def _decode(self, state: DecodeState, stops: jax.Array, limit: int | None = None) -> tuple[DecodeState, Emitted]:
         """Some steps, and what they emitted as host arrays."""
         steps = self._options.steps_per_read
-        state, emitted = run_drafter(self._packed, self._drafter, state, self._sampling, stops, steps, limit)
+        most = np.int32(steps if limit is None else min(limit, steps))
+        state, emitted = decode(self._packed, self._drafter, state, self._sampling, stops, steps, most)
         return state, jax.device_get(emitted)
 
     def _with_finished_rows(self, state: DecodeState) -> DecodeState:
