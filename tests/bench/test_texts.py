@@ -1,4 +1,4 @@
-"""Held-out text: packing, reading, and the places where prompts end."""
+"""Held-out text: packing, and the places where prompts end."""
 
 import gzip
 import json
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wmtp_jax.bench import texts
 from wmtp_jax.bench.options import AcceptOptions
 from wmtp_jax.bench.prompts import beginning, beginning_as_text
-from wmtp_jax.bench.texts import excerpt, prompt_ends, read_texts
+from wmtp_jax.bench.texts import excerpt, prompt_ends
 from wmtp_jax.errors import UserError
+from wmtp_jax.text.documents import DEMO_HELD_OUT, read_texts
 from wmtp_jax.text.tokenizer import encode, load_tokenizer
 
 LENGTHS = {"short": 30, "long": 900, "middle": 400, "longer": 1200}
@@ -50,40 +50,6 @@ def test_the_excerpt_has_the_same_bytes_every_time_and_keeps_to_its_limit(held_o
         excerpt(held_out, second, limit_bytes=10)
 
 
-def test_plain_text_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "play.txt"
-    path.write_text("First line\n\nöther\n", encoding="utf-8")
-    assert read_texts(path) == ["First line\n\nöther\n"]
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.txt", b"\xff\xfe"),
-        ("a.txt", b""),
-        ("a.jsonl", b'{"title": "no text"}\n'),
-        ("a.jsonl", b'{"text": 3}\n'),
-        ("a.jsonl", b'["text"]\n'),
-        ("a.jsonl", b"not json\n"),
-        ("a.jsonl", b"\n"),
-        ("a.jsonl.gz", b"not gzip"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "cut"}\n', mtime=0)[:-9]),
-    ],
-    ids=["not UTF-8", "empty", "no text key", "text a number", "no object", "no JSON", "blank line", "no gzip", "cut"],
-)
-def test_a_file_that_is_no_text_gives_one_line_with_its_name(name: str, data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=f"{name}: (neither|holds no text)"):
-        read_texts(path)
-
-
-def test_without_a_packaged_text_a_file_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(texts, "DEMO_HELD_OUT", tmp_path / "none.jsonl.gz")
-    with pytest.raises(UserError, match="no held-out text: give a file"):
-        read_texts(None)
-
-
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(1, 150), st.integers(1, 12))
 def test_prompts_end_at_different_places_with_room_before_them(lengths: list[int], longest: int, count: int) -> None:
     if max(lengths) < longest:
@@ -113,11 +79,11 @@ def test_a_beginning_comes_from_the_first_document_that_is_long_enough(held_out:
     assert beginning_as_text(folder, held_out, 20) == ("short  short  short ", 20)
 
 
-@pytest.mark.skipif(not texts.DEMO_HELD_OUT.is_file(), reason="this checkout has no demo model")
+@pytest.mark.skipif(not DEMO_HELD_OUT.is_file(), reason="this checkout has no demo model")
 def test_the_packaged_text_holds_every_default_prompt() -> None:
-    tokenizer = load_tokenizer(texts.DEMO_HELD_OUT.parent)
+    tokenizer = load_tokenizer(DEMO_HELD_OUT.parent)
     assert tokenizer is not None
     options = AcceptOptions()
     lengths = [len(encode(tokenizer, text, add_special_tokens=True)) for text in read_texts(None)]
     assert len(prompt_ends(lengths, max(options.contexts), options.prompts)) == options.prompts
-    assert texts.DEMO_HELD_OUT.stat().st_size <= 400_000
+    assert DEMO_HELD_OUT.stat().st_size <= 400_000

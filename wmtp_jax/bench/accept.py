@@ -12,12 +12,13 @@ from wmtp_jax.bench.acceptance import Estimate, estimate, first_difference, leng
 from wmtp_jax.bench.drafted_runs import Run, run_drafters
 from wmtp_jax.bench.options import CONTINUATION, AcceptOptions
 from wmtp_jax.bench.tasks import Haystack, TaskPrompt, haystack, task_prompt
-from wmtp_jax.bench.texts import long_documents, prompt_ends, read_texts
+from wmtp_jax.bench.texts import long_documents, prompt_ends
 from wmtp_jax.config import ModelConfig
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
 from wmtp_jax.errors import UserError
 from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
 from wmtp_jax.model import Model
+from wmtp_jax.text.documents import read_texts
 
 
 class Difference(NamedTuple):

@@ -7,15 +7,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from wmtp_jax.bench.clp import PLAIN, ClpOptions, ClpResult
+from wmtp_jax.bench.clp import ClpResult
+from wmtp_jax.bench.clp_ways import PLAIN
+from wmtp_jax.bench.options import ClpOptions
 from wmtp_jax.bench.picture import new_figure, save
-from wmtp_jax.bench.timing import Spread
+from wmtp_jax.bench.timing import Estimated
 
 _TITLES = (
     "tokens a step",
     "step ms",
     "speedup",
-    "low - high",
+    "95 %",
     "right by head",
     "mean span",
     "repeated 3, 4",
@@ -30,7 +32,7 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
     """A line a way and batch size. A ``!`` marks a speedup that the tokens a step cannot explain."""
     table = Table(
         caption=f"{machine}; {options.prompts} prompts, {options.new_tokens} new tokens at most, greedy; "
-        f"medians of {options.repeats} rounds; tau {options.tau:g} for clp, 0.5 for gate and threshold\n"
+        f"{options.repeats} rounds; intervals by bootstrap over batches\n"
         "verified ways write the backbone's text; all others change it"
     )
     table.add_column("rows")
@@ -44,8 +46,8 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
             str(result.rows) if result.way == PLAIN else "",
             result.way,
             f"{result.tokens_a_step:.3f}",
-            f"{result.step_ms.median:.2f}",
-            f"{result.speedup.median:.3f}{' !' if result.suspect else ''}",
+            f"{result.step_ms:.2f}",
+            f"{result.speedup.value:.3f}{' !' if result.suspect else ''}",
             _range(result.speedup),
             " ".join("-" if math.isnan(a) else f"{a:.2f}" for a in result.accuracy or ()),
             f"{result.tokens_a_step - 1:.3f}",
@@ -59,8 +61,23 @@ def clp_table(results: Sequence[ClpResult], options: ClpOptions, machine: str) -
     return table
 
 
-def _range(values: Spread) -> str:
+def _range(values: Estimated) -> str:
     return f"{values.low:.3f} - {values.high:.3f}"
+
+
+def kinds_table(results: Sequence[ClpResult]) -> Table:
+    """The speedup of every way on every kind of prompt."""
+    kinds = list(dict.fromkeys(kind for result in results for kind in result.speedup_by_kind))
+    table = Table(caption="speedup over plain by kind of prompt, with 95 % intervals")
+    table.add_column("rows")
+    table.add_column("way", no_wrap=True)
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    for result in results:
+        found = result.speedup_by_kind
+        cells = [f"{found[kind].value:.3f} ({_range(found[kind])})" if kind in found else "" for kind in kinds]
+        table.add_row(str(result.rows) if result.way == PLAIN else "", result.way, *cells)
+    return table
 
 
 def plot_clp(results: Sequence[ClpResult], path: Path) -> None:
@@ -71,7 +88,7 @@ def plot_clp(results: Sequence[ClpResult], path: Path) -> None:
     for axes, rows in zip(panels, sizes, strict=True):
         for result in (r for r in results if r.rows == rows):
             color = "tab:blue" if result.verified else "tab:red"
-            x, y = result.quality.perplexity, result.speedup.median
+            x, y = result.quality.perplexity, result.speedup.value
             axes.plot([x], [y], "^" if result.verified else "o", color=color)
             axes.annotate(result.way, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
         axes.axhline(1, color="0.7", linewidth=0.8)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA
+from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_SINK, DEFAULT_WINDOW, MAX_GAMMA, GenerateOptions
 from wmtp_jax.option_checks import require, require_one_of
 from wmtp_jax.units import parse_tokens
 
@@ -170,6 +170,42 @@ class MemoryOptions:
         require("sink", self.sink, 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClpOptions:
+    """What to measure: ``rows`` are batch sizes, each measured ``repeats`` times on ``prompts`` prompts.
+
+    - ``taus``: of each rule that has a threshold. ``only``: parts of the names of the ways to run; none is all.
+    """
+
+    rows: tuple[int, ...] = (1,)
+    prompts: int = 16
+    new_tokens: int = 96
+    repeats: int = 3
+    taus: tuple[float, ...] = (GenerateOptions.tau,)
+    only: tuple[str, ...] = ()
+    window: int = 0
+    sink: int = 0
+
+    def __post_init__(self) -> None:
+        require("prompts", self.prompts, 1)
+        require("new-tokens", self.new_tokens, 2)
+        require("repeats", self.repeats, 1)
+        for tau in self.taus:
+            GenerateOptions(tau=tau, window=self.window, sink=self.sink)
+        if not all(rows > 0 and self.prompts % rows == 0 for rows in self.rows):
+            raise UserError(f"--rows {','.join(map(str, self.rows))}: must divide the {self.prompts} prompts")
+        _require_distinct("rows", self.rows)
+        _require_distinct("tau", self.taus)
+
+
+def parse_fractions(option: str, text: str) -> tuple[float, ...]:
+    """``"0.3,0.5"`` as numbers. Raises UserError that names the option."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--{option} {text!r}: give numbers with commas between") from None
+
+
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
     """``"0,64"`` as numbers. Raises UserError that names the option."""
     return tuple(_count(option, part.strip()) for part in text.split(","))
@@ -199,6 +235,6 @@ def _require_counts(option: str, values: tuple[int, ...], low: int) -> None:
     _require_distinct(option, values)
 
 
-def _require_distinct(option: str, values: tuple[int, ...] | tuple[str, ...]) -> None:
+def _require_distinct(option: str, values: tuple[int, ...] | tuple[float, ...] | tuple[str, ...]) -> None:
     if len(set(values)) < len(values):
         raise UserError(f"--{option}: {','.join(map(str, values))} holds a value twice")

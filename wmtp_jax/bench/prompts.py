@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from wmtp_jax.bench.texts import prompt_ends, read_texts
+from wmtp_jax.bench.texts import prompt_ends
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import model_folder
+from wmtp_jax.text.documents import read_texts
 
 # What reading more text than this for one prompt would only cost time: the most characters a token is likely to have.
 _CHARACTERS_A_TOKEN = 16

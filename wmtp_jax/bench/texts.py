@@ -1,17 +1,13 @@
-"""Held-out text: how it is packed, read, and cut into prompts. Loads no JAX."""
+"""Held-out text: how it is packed, and cut into prompts. Loads no JAX."""
 
 import gzip
 import itertools
 import json
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.folders import DEMO_FOLDER
 
-HELD_OUT_NAME = "held_out.jsonl.gz"
-DEMO_HELD_OUT = DEMO_FOLDER / HELD_OUT_NAME
 _LIMIT_BYTES = 400_000
 
 
@@ -34,34 +30,6 @@ def excerpt(held_out: Path, out: Path, *, documents: int = 6, limit_bytes: int =
 
 def _packed(lines: Sequence[str]) -> bytes:
     return gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
-
-
-def read_texts(path: Path | None) -> list[str]:
-    """The documents of a file: JSON lines with a ``text`` each (``.jsonl``, ``.jsonl.gz``), or one plain UTF-8 text.
-
-    None is the text that ships with the demo model, which it was not trained on. Raises UserError for a file that is
-    none of these.
-    """
-    if path is None:
-        if not DEMO_HELD_OUT.is_file():
-            raise UserError("this installation has no held-out text: give a file")
-        path = DEMO_HELD_OUT
-    data = path.read_bytes()
-    try:
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-        texts = _json_texts(text) if ".jsonl" in path.suffixes else [text]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: neither UTF-8 text nor JSON lines with a text each ({error})") from None
-    if not any(texts):
-        raise UserError(f"{path}: holds no text")
-    return texts
-
-
-def _json_texts(lines: str) -> list[str]:
-    texts = [json.loads(line)["text"] for line in lines.split("\n") if line.strip()]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a text is not a string")
-    return texts
 
 
 def long_documents(documents: list[list[int]], longest: int) -> list[list[int]]:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from wmtp_jax.errors import UserError
 
@@ -121,3 +122,19 @@ def limited_to(threads: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cpus)
+
+
+class Estimated(NamedTuple):
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def estimated_ratio(above: Sequence[float], below: Sequence[float], draws: int = 1000) -> Estimated:
+    """Of two sums over the same samples; the interval by drawing samples anew (bootstrap, percentiles)."""
+    x, y = np.asarray(above, float), np.asarray(below, float)
+    drawn = np.random.default_rng(0).integers(len(x), size=(draws, len(x)))
+    low, high = np.percentile(x[drawn].sum(1) / y[drawn].sum(1), [2.5, 97.5])
+    return Estimated(float(x.sum() / y.sum()), float(low), float(high))

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from wmtp_jax.cli.output import note, print_json
-from wmtp_jax.errors import UserError
 from wmtp_jax.generation.options import GenerateOptions as Defaults
 
 
@@ -23,7 +22,10 @@ def clp_command(
     new_tokens: Annotated[int, typer.Option(help="At most, of each.")] = 96,
     rows: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     repeats: Annotated[int, typer.Option(help="Measured rounds.")] = 3,
-    tau: Annotated[float, typer.Option(help="Of the length predictor.")] = Defaults.tau,
+    tau: Annotated[str, typer.Option(help="Of the rules that have a threshold, one or several.")] = str(Defaults.tau),
+    only: Annotated[
+        str | None, typer.Option(help="Parts of the names of the ways to run, with ; between.", show_default="all")
+    ] = None,
     window: Annotated[int, typer.Option(help="Of MTP heads; 0 is native.")] = 0,
     sink: Annotated[int, typer.Option(help="First tokens that the window is joined by.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
@@ -34,29 +36,36 @@ def clp_command(
     """Speed and quality of text with unverified heads (which change it) and with verified ones, beside plain."""
     from wmtp_jax.bench import options as settings
 
-    given_rows = settings.parse_counts("rows", rows)
+    given = settings.ClpOptions(
+        rows=settings.parse_counts("rows", rows),
+        prompts=prompts,
+        new_tokens=new_tokens,
+        repeats=repeats,
+        taus=settings.parse_fractions("tau", tau),
+        only=() if only is None else tuple(part.strip() for part in only.split(";")),
+        window=window,
+        sink=sink,
+    )
     from wmtp_jax.bench import clp, clp_table, picture, tables
-    from wmtp_jax.bench.texts import read_texts
     from wmtp_jax.model import load
+    from wmtp_jax.text.documents import read_prompts
     from wmtp_jax.train.head_data import encode_prompt
 
-    options = clp.ClpOptions(
-        rows=given_rows, prompts=prompts, new_tokens=new_tokens, repeats=repeats, tau=tau, window=window, sink=sink
-    )
     if plot is not None:
         picture.require_plot(plot)
+    asked = read_prompts(prompts_file)
     loaded = load(model, dtype=dtype)
-    found = [encode_prompt(loaded, text) for text in read_texts(prompts_file)[:prompts]]
-    if len(found) < prompts:
-        raise UserError(f"--prompts {prompts}: the file has {len(found)}")
-    results = clp.measure(loaded, [Path(path) for path in heads], found, options, note)
+    found = [clp.Asked(prompt.kind, encode_prompt(loaded, prompt.text)) for prompt in asked]
+    results = clp.measure(loaded, [Path(path) for path in heads], found, given, note)
     if texts is not None:
         clp_table.write_texts(results, texts)
     if json:
-        print_json(dict(model=model, options=options, results=results))
+        print_json(dict(model=model, options=given, results=results))
     else:
-        dtype_name = str(loaded.decoder.embedding.dtype)
-        tables.show(clp_table.clp_table(results, options, f"{_machine()}, weights {dtype_name}"))
+        machine = f"{_machine()}, weights {loaded.decoder.embedding.dtype}"
+        tables.show(clp_table.clp_table(results, given, machine))
+        if any(result.speedup_by_kind for result in results):
+            tables.show(clp_table.kinds_table(results))
     if plot is not None:
         clp_table.plot_clp(results, plot)
 

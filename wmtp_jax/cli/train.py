@@ -72,7 +72,7 @@ def heads_command(
     length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,
     epochs: Annotated[float, typer.Option(help="Passes over them.")] = 4.0,
     rows: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 2e-3,
+    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 8e-3,
     seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="The backbone's: float32 or bfloat16.")] = None,
     no_mtp: Annotated[bool, typer.Option("--no-mtp", help="Leave out the checkpoint's own MTP head.")] = False,

@@ -53,11 +53,15 @@ def load_heads(path: Path, model: Decoder) -> tuple[Heads, DraftVocabulary]:
 
 
 def draft_vocabulary(model: Decoder, ids: np.ndarray | None) -> DraftVocabulary:
-    """The backbone's output head for some tokens, or for all with None."""
-    kernel = model.embedding[...] if model.lm_head is None else model.lm_head.kernel[...].T
-    vocab = kernel.shape[0]
-    chosen = jnp.arange(vocab, dtype=jnp.int32) if ids is None else jnp.asarray(ids)
-    return DraftVocabulary(chosen, kernel if ids is None else kernel[chosen], vocab)
+    """The backbone's output head for some tokens, or, the array itself, for all with None."""
+    vocab, head = model.config.vocab_size, model.lm_head
+    if ids is None:
+        everything = jnp.arange(vocab, dtype=jnp.int32)
+        if head is not None:
+            return DraftVocabulary(everything, head.kernel[...], vocab, axis=0)
+        return DraftVocabulary(everything, model.embedding[...], vocab)
+    chosen = jnp.asarray(ids)
+    return DraftVocabulary(chosen, model.embedding[chosen] if head is None else head.kernel[:, chosen].T, vocab)
 
 
 def attach(model: Decoder, heads: Heads, vocabulary: DraftVocabulary) -> Decoder:

@@ -15,12 +15,13 @@ NEVER = -1e30
 
 
 class DraftVocabulary(nnx.Module):
-    """U token ids in rising order, and their rows of the output head."""
+    """U token ids in rising order, and their rows of the output head, or with ``axis=0`` their columns [M, U]."""
 
-    def __init__(self, ids: Int[Array, " U"], kernel: Float[Array, "U M"], vocab_size: int):
+    def __init__(self, ids: Int[Array, " U"], kernel: Float[Array, "..."], vocab_size: int, axis: int = 1):
         self.ids = nnx.Variable(ids)
         self.kernel = nnx.Variable(kernel)
         self.vocab_size = vocab_size
+        self.axis = axis
 
     @property
     def is_whole(self) -> bool:
@@ -29,7 +30,7 @@ class DraftVocabulary(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*S M"]) -> Float[Array, "*S U"]:
         """Float32 logits of these tokens."""
-        return float32_product(hidden, self.kernel[...], axis=1)
+        return float32_product(hidden, self.kernel[...], axis=self.axis)
 
     def spread(self, logits: Float[Array, "*S U"]) -> Float[Array, "*S V"]:
         """Logits over all tokens; those that are not among these get ``NEVER``."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from wmtp_jax.bench.texts import read_texts
 from wmtp_jax.clp.config import HeadsConfig, Kind, fingerprint
 from wmtp_jax.clp.store import HEADS_NAME, draft_vocabulary, save_heads
 from wmtp_jax.errors import UserError
 from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.option_checks import require
+from wmtp_jax.text.documents import read_texts
 from wmtp_jax.train.head_data import Sequences, collect, distilled_sequences, frequent_tokens, text_sequences
 from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
 

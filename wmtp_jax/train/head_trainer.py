@@ -38,7 +38,7 @@ class HeadTraining:
 
     epochs: float = 4.0
     rows: int = 8
-    learning_rate: float = 2e-3
+    learning_rate: float = 8e-3
     weight_decay: float = 0.01
     warmup: int = 100
     save_every: int = 200
