@@ -54,7 +54,7 @@ def _check_updates_in_place(drafter: Drafter, what: str, weights: str, cached: s
         program = decode.lower(pack(model), drafter, state, sampling, stops, 3).compile()
     else:
         tokens, counts = np.zeros((ROWS, CHUNK), np.int32), np.zeros(ROWS, np.int32)
-        program = prefill_module._read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile()
+        program = prefill_module.read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile()
 
     pool, ring = state.cache.keys, [] if state.draft is None else [state.draft.keys]
     memory = program.memory_analysis()
@@ -131,7 +131,7 @@ def test_a_donated_state_is_gone_and_a_new_one_knows_nothing_of_it():
 def test_nothing_is_compiled_for_another_request_of_the_same_shape():
     shape = SHAPES[4]
     run(shape.make(0), shape.windowed, _some_batch(shape, 0))
-    programs = (decode, prefill_module._read_chunk, prefill_module._first_token)
+    programs = (decode, prefill_module.read_chunk, prefill_module.first_token)
     before = [program._cache_size() for program in programs]
     for seed in (1, 2, 3):
         run(shape.make(seed), shape.windowed, _some_batch(shape, seed))

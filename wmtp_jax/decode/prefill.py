@@ -83,15 +83,15 @@ def prefill(
     for begin in range(0, total, chunk):
         tokens, following = padded[:, begin : begin + chunk], padded[:, begin + 1 : begin + chunk + 1]
         valid = np.clip(lengths - begin, 0, chunk).astype(np.int32)
-        state = _read_chunk(model, drafter, state, tokens, following, valid, lengths)
+        state = read_chunk(model, drafter, state, tokens, following, valid, lengths)
         if progress:
             jax.block_until_ready(state.length)
             progress(min(begin + chunk, total), total)
-    return _first_token(model, state, sampling, stops)
+    return first_token(model, state, sampling, stops)
 
 
 @partial(jax.jit, static_argnames="drafter", donate_argnames="state")
-def _read_chunk(
+def read_chunk(
     model: Decoder,
     drafter: Drafter,
     state: DecodeState,
@@ -100,6 +100,7 @@ def _read_chunk(
     valid: Int[Array, " B"],
     prompt_length: Int[Array, " B"],
 ) -> DecodeState:
+    """The first ``valid`` tokens of a chunk, with those behind each; ``prompt_length`` is the whole prompt's."""
     offsets = jnp.arange(tokens.shape[1])
     counts = offsets < valid[:, None]
 
@@ -121,9 +122,18 @@ def _read_chunk(
 
 
 @partial(jax.jit, donate_argnames="state")
-def _first_token(model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> DecodeState:
+def first_token(
+    model: Decoder,
+    state: DecodeState,
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    known: Int[Array, " B"] | None = None,
+) -> DecodeState:
+    """Emits the token after the prompt: the target's choice, or ``known`` where that is not negative."""
     logits = model.logits(state.committed.hidden[:, :1])[:, 0]
     token = choose(sampling, logits, state.length, state.history)
+    if known is not None:
+        token = jnp.where(known >= 0, known, token)
     history = state.history
     if history is not None:
         history = history.add(token[:, None], ~state.done[:, None])

@@ -1,0 +1,135 @@
+"""Engines small enough to drive by the hundred, and requests to drive them with."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+import wmtp_jax as wmtp
+from tests.tiny import CONFIGS, tiny_model
+from wmtp_jax.engine.core import Core
+from wmtp_jax.engine.options import EngineOptions
+from wmtp_jax.generation.rows import Event
+from wmtp_jax.model import Model
+
+CONTEXT = 64
+EOS = 3
+
+
+@cache
+def small_model(name: str, seed: int = 0) -> Model:
+    """A tiny model that ends a text now and then."""
+    decoder = tiny_model(name, seed)
+    return Model(decoder=decoder, config=replace(decoder.config, eos_ids=(EOS,)))
+
+
+# Pools of all rows' full contexts, and far smaller ones; pages of one chunk and of several; windows on and off.
+ENGINES = {
+    "roomy": ("hybrid", dict(rows=3, page_size=8, chunk=8, gamma=3, window=6, sink=2, steps=2)),
+    "tight": ("mamba", dict(rows=4, page_size=4, chunk=4, gamma=2, window=5, sink=0, steps=3, pages=18)),
+    "long pages": ("attention", dict(rows=2, page_size=16, chunk=4, gamma=4, window=0, steps=1, read_tokens=12)),
+    "plain": ("recurrent", dict(rows=5, page_size=8, chunk=2, gamma=0, steps=4, pages=9)),
+    "no prefixes": ("experts", dict(rows=3, page_size=4, chunk=4, gamma=1, window=1, sink=1, steps=2, prefix_bytes=0)),
+}
+
+
+def make_core(kind: str, **changes: Any) -> Core:
+    """An engine without its thread."""
+    name, options = ENGINES[kind]
+    return Core(small_model(name), EngineOptions(**{"context": CONTEXT, "read_tokens": 1, **options, **changes}))
+
+
+class Asked(NamedTuple):
+    """A request, the turn before which it comes, and the turn before which it is cancelled, if any."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+    turn: int = 0
+    cancelled: int | None = None
+
+
+@st.composite
+def workloads(draw: st.DrawFn, kind: str, most: int = 9) -> list[Asked]:
+    """Requests whose prompts often begin alike."""
+    name, engine = ENGINES[kind]
+    vocab, gamma = CONFIGS[name].vocab_size, engine["gamma"]
+    shared = draw(st.lists(st.integers(0, vocab - 1), min_size=40, max_size=40))
+
+    def asked() -> Asked:
+        new = draw(st.integers(1, 20))
+        most_prompt = CONTEXT - new - gamma - 1
+        begin = shared[: draw(st.integers(0, 36))]
+        prompt = [*begin, *draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12))][:most_prompt]
+        options: dict[str, Any] = dict(max_new_tokens=new, ignore_eos=draw(st.booleans()))
+        if draw(st.booleans()):
+            options |= dict(temperature=1.0, seed=draw(st.integers(0, 99)))
+        if draw(st.integers(0, 3)) == 0:
+            options |= dict(repetition_penalty=1.3, frequency_penalty=0.2)
+        if draw(st.integers(0, 3)) == 0:
+            options |= dict(gamma=draw(st.integers(0, gamma)))
+        cancelled = draw(st.integers(0, 12)) if draw(st.integers(0, 5)) == 0 else None
+        return Asked(prompt, options, draw(st.integers(0, 10)), cancelled)
+
+    return [asked() for _ in range(draw(st.integers(1, most)))]
+
+
+@dataclass
+class Heard:
+    """What a request's listener was told."""
+
+    events: list[Event] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+    def __call__(self, event: Event | None, error: Exception | None) -> None:
+        if event is not None:
+            assert not self.errors, "an event after the end"
+            assert not self.finished, "an event after the end"
+            self.events.append(event)
+        elif error is not None:
+            self.errors.append(error)
+
+    @property
+    def finished(self) -> str | None:
+        return self.events[-1].finished if self.events else None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.events for token in event.tokens]
+
+
+def drive(core: Core, work: list[Asked], most_turns: int = 5000) -> list[Heard]:
+    """Runs a workload to its end."""
+    heard, tasks = [Heard() for _ in work], {}
+    last = max([asked.turn for asked in work] + [asked.cancelled or 0 for asked in work])
+    for turn in range(most_turns):
+        for index, asked in enumerate(work):
+            if asked.turn == turn:
+                tasks[index] = core.make_task(asked.prompt, heard[index], **asked.options)
+                core.add(tasks[index])
+        for index, asked in enumerate(work):
+            if asked.cancelled == turn and index in tasks:
+                core.cancel(tasks[index])
+        if not core.turn() and turn >= last:
+            return heard
+    raise AssertionError(f"not at an end after {most_turns} turns: {core.waiting}, {core.running}")
+
+
+def alone(core: Core, asked: Asked) -> tuple[list[int], str]:
+    """What plain decoding of nothing but this request writes, and how it ends."""
+    options = {name: value for name, value in asked.options.items() if name != "gamma"}
+    # One capacity for all: one program.
+    out = wmtp.generate(core.model, asked.prompt, gamma=0, page_size=CONTEXT, chunk=16, **options)
+    return out.tokens[0], out.finished[0]
+
+
+def assert_nothing_is_held(core: Core) -> None:
+    """An idle engine holds no slot, and no page but those of known prefixes."""
+    assert not core.running
+    assert not core.waiting
+    assert len(core._free_slots) == core.options.rows
+    assert core.pool.free + core.prefixes.pages_alone() == core.pool.pages
+    while len(core.prefixes):
+        core.prefixes.give_up()
+    assert core.prefixes.bytes == 0
+    assert core.pool.free == core.pool.pages

@@ -1,0 +1,305 @@
+"""Who reads, who decodes and who waits: one turn of the engine after the other, on one thread.
+
+A turn lets waiting requests in, reads some chunks of prompts, and runs some steps of the loop for all rows that decode.
+Requests come in by their arrival; pages are taken as a row grows, and where there are none left, known prefixes are
+given up first, then the newest request gives up its slot and waits to be read again. The oldest is never sent away, so
+every request comes to its end.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from wmtp_jax.decode.drafter import Proposing
+from wmtp_jax.decode.sampling import Sampling, batch_sampling
+from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.engine.layout import layout
+from wmtp_jax.engine.meter import EngineMeter
+from wmtp_jax.engine.options import EngineOptions, request_options
+from wmtp_jax.engine.pages import PagePool
+from wmtp_jax.engine.prefixes import Prefixes, page_keys
+from wmtp_jax.engine.task import Listener, Task
+from wmtp_jax.errors import UserError
+from wmtp_jax.generation.prompts import Prompt, encode_prompts
+from wmtp_jax.generation.rows import Row
+from wmtp_jax.model import Model
+
+_GREEDY = SamplingParams()
+
+
+class StepFailed(RuntimeError):
+    """A turn failed on the device; every request that was running is lost, those that waited are not."""
+
+
+class Core:
+    """The engine without its thread. ``turn`` does the work; nothing here may be called from two threads at once.
+
+    ``drafter`` takes the place of ``gamma``, ``window`` and ``sink``.
+    """
+
+    def __init__(self, model: Model, options: EngineOptions, drafter: Proposing | None = None):
+        self.model, self.options = model, options
+        self._layout = layout(model, options, drafter)
+        self._slots, self.page_size = self._layout.slots, self._layout.page_size
+        self.drafter = self._slots.drafter
+        self.meter = EngineMeter(self.drafter.gamma)
+        self._stops = np.array(model.eos_ids or [-1], np.int32)
+        self.waiting: deque[Task] = deque()
+        self.running: list[Task] = []
+        self._arrivals = 0
+        self._turns = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Empty slots, an empty pool, no known prefix."""
+        self.pool = PagePool(self._layout.pages)
+        self.prefixes = Prefixes(self.pool, self.options.prefix_bytes)
+        self._free_slots = list(range(self.options.rows - 1, -1, -1))
+        self._state = self._layout.fresh()
+
+    def device_bytes(self) -> int:
+        """Of caches and states; the weights are the model's."""
+        return sum(x.nbytes for x in jax.tree.leaves(self._state))
+
+    def make_task(self, prompt: Prompt, listener: Listener, *, gamma: int | None = None, **given: object) -> Task:
+        """A request, checked. Raises UserError for a bad prompt, a bad option, and what can never fit."""
+        options = request_options(given)
+        most = self.drafter.gamma if gamma is None else gamma
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= self.drafter.gamma:
+            raise UserError(f"gamma={gamma}: must be a whole number from 0 to this engine's {self.drafter.gamma}")
+        if options.stop_strings and self.model.tokenizer is None:
+            raise UserError("stop strings need text, and this checkpoint has no tokenizer")
+        run = self.drafter.gamma + 1
+        ids = encode_prompts(self.model, prompt, new_positions=options.max_new_tokens + run - 1)
+        if len(ids) != 1:
+            raise UserError(f"a request has one prompt, not {len(ids)}: submit each on its own")
+        need = len(ids[0]) + options.max_new_tokens + run
+        limit = min(self.options.context, self.pool.pages * self.page_size)
+        if need > limit:
+            raise UserError(
+                f"the prompt's {len(ids[0])} tokens, {options.max_new_tokens} new ones and {run} for drafts are "
+                f"{need}, and this engine holds {limit} a request: shorten the prompt or lower max_new_tokens"
+            )
+        (sampling,) = options.row_sampling(1)
+        row = Row(0, ids[0], self.model, options)
+        return Task(ids[0], options, sampling, most, need, row, listener)
+
+    def add(self, task: Task) -> None:
+        """Puts a request at the end of the queue."""
+        self._arrivals += 1
+        task.arrival = self._arrivals
+        if not task.options.max_new_tokens:
+            task.row.finished = "length"
+            task.take([])
+            return
+        self._wait(task)
+        self.waiting.append(task)
+
+    def _wait(self, task: Task) -> None:
+        task.to_read = [*task.prompt, *task.emitted[:-1]]
+        task.keys = page_keys(task.to_read, self.page_size)
+
+    def cancel(self, task: Task) -> bool:
+        """Lets a request go, whatever it is at; its pages are free at once. False where it is gone already."""
+        if task in self.waiting:
+            self.waiting.remove(task)
+        elif task in self.running:
+            self._leave(task)
+        else:
+            return False
+        return True
+
+    def turn(self) -> bool:
+        """Some work; whether there is more. Raises StepFailed, after which the engine is empty and usable."""
+        try:
+            self._admit()
+            self._read()
+            self._decode()
+        except Exception as error:
+            lost, self.running = self.running, []
+            self._start()
+            failure = StepFailed(f"the engine's step failed: {type(error).__name__}: {error}")
+            for task in lost:
+                task.slot, task.pages = None, []
+                task.listener(None, failure)
+            raise failure from error
+        self._turns += 1
+        self.meter.look(len(self.waiting), len(self.running), self.pool)
+        return bool(self.waiting or self.running)
+
+    def warm_up(self) -> None:
+        """Compiles every program that a request can need. No request may be running."""
+        assert not self.running, "only an idle engine can warm up"
+        sampled = SamplingParams(temperature=1.0)
+        table = np.zeros(self._layout.row_pages, np.int32)
+        state = self._slots.clear(self._state, 0, 0, 0)
+        state = self._slots.remember(state, 0, [0], [])
+        # A chunk without a token writes nothing.
+        state = self._slots.read(state, 0, table, [0] * (self._slots.chunk + 1), self._slots.chunk + 1)
+        state = self._slots.restore(state, 0, 1, self._slots.keep(state, 0), 0)
+        bucket = 1
+        while True:
+            for params in (_GREEDY, sampled):
+                sampling, stops = self._sampled([params], bucket), np.full((bucket, len(self._stops)), -1, np.int32)
+                if bucket == 1:
+                    state, _ = self._slots.begin(state, 0, 1, sampling, stops, None)
+                nobody = [self.options.rows] * bucket
+                state, _ = self._slots.run(
+                    state, nobody, np.stack([table] * bucket), sampling, stops, self.options.steps
+                )
+            if bucket >= self.options.rows:
+                break
+            bucket = min(2 * bucket, self.options.rows)
+        self._state = state
+
+    def _admit(self) -> None:
+        while self.waiting and self._free_slots and self._enter(self.waiting[0]):
+            self.waiting.popleft()
+
+    def _enter(self, task: Task) -> bool:
+        """Gives a request a slot and pages for all that it has to read, if there are enough."""
+        found = self.prefixes.find(task.keys)
+        shared = [] if found is None else found.pages
+        wanted = self._pages_for(len(task.to_read) + 1, task) - len(shared)
+        # Those who are in will grow: without a page to spare for each, the newcomer would soon be sent out again.
+        if not self._make_room(wanted + len(self.running)):
+            self.pool.give_back(shared)
+            return False
+        task.pages = [*shared, *(self.pool.take(wanted) or [])]
+        task.slot = self._free_slots.pop()
+        task.read, task.reading = len(shared) * self.page_size, True
+        self._state = self._slots.clear(self._state, task.slot, 0, task.gamma)
+        if found is not None:
+            following = task.to_read[task.read]
+            self._state = self._slots.restore(self._state, task.slot, task.read, found.kept, following)
+            self.meter.reused_tokens += task.read
+        if task.sampling.penalizes:
+            self._state = self._slots.remember(self._state, task.slot, task.prompt, task.emitted[:-1])
+        self.running.append(task)
+        return True
+
+    def _pages_for(self, positions: int, task: Task) -> int:
+        return -(-min(positions, task.need) // self.page_size)
+
+    def _make_room(self, pages: int) -> bool:
+        """Gives up known prefixes until so many pages are free, if that can be."""
+        if self.pool.free < pages and self.pool.free + self.prefixes.pages_alone() < pages:
+            return False
+        while self.pool.free < pages:
+            self.prefixes.give_up()
+        return True
+
+    def _leave(self, task: Task) -> None:
+        """Takes a request's slot and pages back."""
+        assert task.slot is not None
+        self.running.remove(task)
+        self._free_slots.append(task.slot)
+        self.pool.give_back(task.pages)
+        task.slot, task.pages, task.read, task.reading = None, [], 0, False
+
+    def _read(self) -> None:
+        """Prompt chunks, ``read_tokens`` of them: by turns of the request with the least left, and of the oldest."""
+        budget = self.options.read_tokens
+        while budget > 0:
+            readers = [task for task in self.running if task.reading]
+            if not readers:
+                return
+            first = self._turns % 2 == 0 or len(readers) == 1
+            task = min(readers, key=lambda t: (len(t.to_read) - t.read, t.arrival) if first else (t.arrival, 0))
+            budget -= self._slots.chunk
+            self._read_chunk(task)
+
+    def _read_chunk(self, task: Task) -> None:
+        assert task.slot is not None
+        begin = time.perf_counter()
+        self._state = self._slots.read(self._state, task.slot, self._table(task), task.to_read, task.read)
+        taken = min(self._slots.chunk, len(task.to_read) - task.read)
+        task.read += taken
+        pages = task.read // self.page_size
+        if task.read % self.page_size == 0 and pages <= len(task.keys):
+            slot = task.slot
+            self.prefixes.add(task.keys[pages - 1], task.pages[:pages], lambda: self._slots.keep(self._state, slot))
+        if task.read == len(task.to_read):
+            self._begin(task)
+        self.meter.read_tokens += taken
+        self.meter.read_seconds += time.perf_counter() - begin
+
+    def _begin(self, task: Task) -> None:
+        """The first token after what was read. One that is known already is not emitted again."""
+        assert task.slot is not None
+        known = task.known
+        remaining = task.options.max_new_tokens - max(len(task.emitted) - 1, 0)
+        sampling, stops = self._sampling([task], 1), self._stop_ids([task], 1)
+        self._state, token = self._slots.begin(self._state, task.slot, remaining, sampling, stops, known)
+        task.reading = False
+        if known is None:
+            self._hand_over(task, [token])
+
+    def _hand_over(self, task: Task, tokens: Sequence[int]) -> None:
+        task.take(tokens)
+        if task.row.finished:
+            self.meter.finished += 1
+            self._leave(task)
+
+    def _decode(self) -> None:
+        """Some steps for every row that decodes and has, or gets, pages for them."""
+        span = self.options.steps * (self.drafter.gamma + 1) + self.drafter.gamma
+        for task in sorted((t for t in self.running if not t.reading), key=lambda t: t.arrival):
+            if task.slot is not None:
+                self._grow(task, task.length + span)
+        tasks = [task for task in self.running if not task.reading]
+        if not tasks:
+            return
+        bucket = min(1 << (len(tasks) - 1).bit_length(), self.options.rows)
+        slots = [task.slot for task in tasks if task.slot is not None]
+        slots += [self.options.rows] * (bucket - len(slots))
+        tables = np.stack([self._table(task) for task in tasks] + [self._table(tasks[0])] * (bucket - len(tasks)))
+        sampling, stops = self._sampling(tasks, bucket), self._stop_ids(tasks, bucket)
+        begin = time.perf_counter()
+        self._state, emitted = self._slots.run(self._state, slots, tables, sampling, stops, self.options.steps)
+        self.meter.add_read(time.perf_counter() - begin, emitted)
+        for task, tokens, count in zip(tasks, emitted.tokens.tolist(), emitted.count.tolist(), strict=False):
+            self._hand_over(task, tokens[:count])
+
+    def _grow(self, task: Task, positions: int) -> None:
+        """Pages for so many positions, or for all that it can need; at the newest request's cost if there are none."""
+        missing = self._pages_for(positions, task) - len(task.pages)
+        while missing > 0 and not self._make_room(missing):
+            newest = max(self.running, key=lambda t: t.arrival)
+            self._send_away(newest)
+            if newest is task:
+                return
+        if missing > 0:
+            task.pages += self.pool.take(missing) or []
+
+    def _send_away(self, task: Task) -> None:
+        self._leave(task)
+        self._wait(task)
+        # Those that are in came before all that wait, and the newest of them goes first.
+        self.waiting.appendleft(task)
+        self.meter.preempted += 1
+
+    def _table(self, task: Task) -> np.ndarray:
+        """The slot's pages in order. Entries past them are read masked and never written; they repeat the last."""
+        return np.array(task.pages + task.pages[-1:] * (self._layout.row_pages - len(task.pages)), np.int32)
+
+    def _sampling(self, tasks: Sequence[Task], bucket: int) -> Sampling:
+        return self._sampled([task.sampling for task in tasks], bucket)
+
+    def _sampled(self, rows: Sequence[SamplingParams], bucket: int) -> Sampling:
+        # One program serves greedy rows alone, another all: a program for every mixture would be too many.
+        greedy = all(row.temperature == 0 and not row.penalizes for row in rows)
+        made = batch_sampling([*rows, *([_GREEDY] * (bucket - len(rows)))])
+        if greedy:
+            return made
+        return replace(made, stochastic=True, filtered=True, penalized=True)
+
+    def _stop_ids(self, tasks: Sequence[Task], bucket: int) -> np.ndarray:
+        # No token has a negative id: ignored ends keep their shape, so that both ways share one program.
+        none = np.full_like(self._stops, -1)
+        rows = [none if task.options.ignore_eos else self._stops for task in tasks]
+        return np.stack(rows + [none] * (bucket - len(rows)))
