@@ -1,0 +1,120 @@
+"""The engine on its thread: many callers, event loops, cancellation, failure, closing."""
+
+import asyncio
+import threading
+
+import pytest
+
+import wmtp_jax as wmtp
+from tests.engine.requests import CONTEXT, ENGINES, small_model
+from wmtp_jax.engine.core import StepFailed
+from wmtp_jax.engine.engine import Engine, EngineClosed, QueueFull
+from wmtp_jax.engine.options import EngineOptions
+from wmtp_jax.engine.slots import Slots
+
+PROMPTS = [[1 + i, 2, 3, *range(i)] for i in range(12)]
+
+
+def make_engine(**changes) -> Engine:
+    name, options = ENGINES["roomy"]
+    return Engine(small_model(name), EngineOptions(**{**options, "context": CONTEXT, **changes}), warm_up=False)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    out = wmtp.generate(small_model("hybrid"), PROMPTS, gamma=0, max_new_tokens=14, ignore_eos=True)
+    return out.tokens
+
+
+def test_many_threads_get_what_they_asked_for(expected):
+    got: dict[int, list[int]] = {}
+    with make_engine() as engine:
+
+        def ask(index: int) -> None:
+            running = engine.submit(PROMPTS[index], max_new_tokens=14, ignore_eos=True)
+            got[index] = [token for event in running for token in event.tokens]
+            assert running.finished == "length"
+            assert running.tokens == got[index]
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(PROMPTS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [got[index] for index in range(len(PROMPTS))] == expected
+
+
+def test_an_event_loop_gets_them_too(expected):
+    async def ask(engine: Engine, prompt: list[int]) -> list[int]:
+        running = engine.submit(prompt, max_new_tokens=14, ignore_eos=True)
+        return [token async for event in running for token in event.tokens]
+
+    async def everyone() -> list[list[int]]:
+        with make_engine() as engine:
+            return await asyncio.gather(*(ask(engine, prompt) for prompt in PROMPTS))
+
+    assert asyncio.run(everyone()) == expected
+
+
+def test_a_cancelled_request_ends_without_another_word(expected):
+    with make_engine(steps=1, gamma=0) as engine:
+        running = engine.submit(PROMPTS[0], max_new_tokens=40, ignore_eos=True)
+        other = engine.submit(PROMPTS[1], max_new_tokens=14, ignore_eos=True)
+        next(running)
+        running.cancel()
+        rest = list(running)
+        assert running.finished is None
+        assert len(rest) < 39
+        assert list(running) == []
+        assert [token for event in other for token in event.tokens] == expected[1]
+        running.cancel()
+
+
+def test_a_failed_step_is_told_and_the_engine_goes_on(expected, monkeypatch):
+    run, calls = Slots.run, []
+
+    def fail_once(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        return run(*arguments)
+
+    monkeypatch.setattr(Slots, "run", fail_once)
+    with make_engine() as engine:
+        with pytest.raises(StepFailed, match="RuntimeError: no memory"):
+            list(engine.submit(PROMPTS[0], max_new_tokens=14, ignore_eos=True))
+        again = engine.submit(PROMPTS[0], max_new_tokens=14, ignore_eos=True)
+        assert [token for event in again for token in event.tokens] == expected[0]
+
+
+def test_closing_lets_requests_end_or_ends_them(expected):
+    engine = make_engine()
+    running = [engine.submit(prompt, max_new_tokens=14, ignore_eos=True) for prompt in PROMPTS]
+    engine.close()
+    assert [request.tokens for request in running] == expected
+    with pytest.raises(EngineClosed, match="the engine is closed"):
+        engine.submit([1], max_new_tokens=2)
+    engine = make_engine()
+    running = [engine.submit(prompt, max_new_tokens=14, ignore_eos=True) for prompt in PROMPTS]
+    engine.close(finish=False)
+    with pytest.raises(EngineClosed, match="the engine was closed"):
+        list(running[-1])
+
+
+def test_a_full_queue_is_refused():
+    with make_engine(queue=2, rows=1) as engine:
+        running = [engine.submit([1], max_new_tokens=40, ignore_eos=True) for _ in range(3)]
+        with pytest.raises(QueueFull, match="3 requests are running or waiting, and the engine takes 3"):
+            engine.submit([1], max_new_tokens=2)
+        for request in running:
+            request.cancel()
+            list(request)
+        assert len(list(engine.submit([1], max_new_tokens=1))) == 1
+
+
+def test_a_bad_request_is_refused_at_once_and_counts_for_nothing():
+    with make_engine(queue=1, rows=1) as engine:
+        for _ in range(5):
+            with pytest.raises(wmtp.UserError, match="temperature=-1"):
+                engine.submit([1], max_new_tokens=2, temperature=-1)
+        assert len(list(engine.submit([1], max_new_tokens=1))) == 1
