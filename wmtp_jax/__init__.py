@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wmtp_jax.engine.engine import Engine, Running
+    from wmtp_jax.engine.options import EngineOptions
     from wmtp_jax.errors import UserError
     from wmtp_jax.generation.options import GenerateOptions
     from wmtp_jax.generation.rows import Event
@@ -12,10 +14,13 @@ if TYPE_CHECKING:
     from wmtp_jax.model import Model, load, logits
 
 _HOMES = {
+    "Engine": "wmtp_jax.engine.engine",
+    "EngineOptions": "wmtp_jax.engine.options",
     "Event": "wmtp_jax.generation.rows",
     "GenerateOptions": "wmtp_jax.generation.options",
     "Generation": "wmtp_jax.generation.stream",
     "Model": "wmtp_jax.model",
+    "Running": "wmtp_jax.engine.engine",
     "Stats": "wmtp_jax.generation.stats",
     "Stream": "wmtp_jax.generation.stream",
     "UserError": "wmtp_jax.errors",
@@ -26,10 +31,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Engine",
+    "EngineOptions",
     "Event",
     "GenerateOptions",
     "Generation",
     "Model",
+    "Running",
     "Stats",
     "Stream",
     "UserError",

@@ -12,7 +12,7 @@ from tests.clp.backbones import with_random_heads
 from tests.decode.driving import SHAPES, Batch, Outcome, Request, append, batches, prefilled, run
 from tests.decode.recompute import assert_same_texts
 from tests.tiny import tiny_model
-from wmtp_jax.clp.adaptive import Adaptive, choose_count, with_costs
+from wmtp_jax.clp.adaptive import Adaptive, choose_count, foreseen, with_costs
 from wmtp_jax.clp.drafter import heads_drafter
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
 from wmtp_jax.decode.loop import decode
@@ -68,7 +68,7 @@ def test_drafts_are_made_where_they_pay(costs, chosen):
     model.heads.predictor.kernel[...] = jnp.zeros_like(model.heads.predictor.kernel[...])
     model.heads.predictor.bias[...] = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.2]))
     state = with_costs(prefilled(model, Adaptive(drafter=shape.windowed), _one_request(shape, 20)), jnp.asarray(costs))
-    assert int(choose_count(model, state, state.draft.pace)) == chosen
+    assert int(choose_count(state, state.draft.pace, foreseen(model, state, shape.gamma))) == chosen
 
 
 def test_without_a_predictor_plain_decoding_is_given_up_now_and_then():
@@ -79,7 +79,27 @@ def test_without_a_predictor_plain_decoding_is_given_up_now_and_then():
     packed = pack(model)
     batch = _one_request(shape, 70)
     state, _ = decode(packed, drafter, state, batch.sampling, batch.stops, 64)
-    tried = np.asarray(state.draft.pace.tried)
-    # Two steps in sixty-four drafted one token, on top of the two trials that every draft is credited with.
-    assert 3 < tried[0] <= 4
-    assert tried[1] == 2
+    expected = np.asarray(state.draft.pace.foreseen)
+    # Two steps in sixty-four drafted one token, each with an even chance, on top of what is foreseen before the first.
+    assert 1.9 < expected[0] <= 2
+    assert expected[1] == 1
+
+
+def test_a_predictor_that_sees_too_much_is_corrected():
+    """Heads that are never right, and a predictor that is sure of all three: drafts must soon stop."""
+    shape = SHAPES[0]
+    model = with_random_heads(shape.model, "parallel", shape.gamma, 3)
+    for writer in model.heads.writers:
+        writer.outer.bias[...] = jnp.zeros_like(writer.outer.bias[...]).at[42].set(1e4)
+    model.heads.predictor.bias[...] = jnp.array([0.0, 0, 0, 1e3])
+    batch = _one_request(shape, 70)
+    state = with_costs(
+        prefilled(model, Adaptive(drafter=heads_drafter(model, 3, 0, 0)), batch), jnp.asarray([1, 1.3, 1.6, 2])
+    )
+    state, emitted = decode(
+        pack(model), Adaptive(drafter=heads_drafter(model, 3, 0, 0)), state, batch.sampling, batch.stops, 60
+    )
+    assert 42 not in np.asarray(emitted.tokens)[0, :60]
+    assert int(emitted.steps) == 60
+    # Each step with three drafts adds one to what was foreseen of the third.
+    assert float(state.draft.pace.foreseen[2]) < 8

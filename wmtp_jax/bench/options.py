@@ -198,6 +198,30 @@ class ClpOptions:
         _require_distinct("tau", self.taus)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineBenchOptions:
+    """``requests`` by each number of ``clients`` a round; ``long`` is the prompt beside which a short one starts."""
+
+    clients: tuple[int, ...] = (1, 4, 16)
+    requests: int = 32
+    prompt: int = 64
+    new_tokens: int = 64
+    long: int = 2**15
+    gamma: int = 3
+    window: int = 512
+    sink: int = 4
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        _require_counts("clients", self.clients, 1)
+        require("requests", self.requests, max(self.clients))
+        require("prompt", self.prompt, 1)
+        require("new-tokens", self.new_tokens, 2)
+        require("gamma", self.gamma, 0, MAX_GAMMA)
+        require("long", self.long, 0)
+        require("repeats", self.repeats, 1)
+
+
 def parse_fractions(option: str, text: str) -> tuple[float, ...]:
     """``"0.3,0.5"`` as numbers. Raises UserError that names the option."""
     try:

@@ -37,10 +37,10 @@ def race_table(race: Race) -> Table:
     for name, timing in race.timings.items():
         table.add_row(
             name,
-            _spread(timing.tokens_per_second, 1),
+            spread(timing.tokens_per_second, 1),
             f"{race.ratios[name]:.2f}",
-            _spread(timing.first_seconds, 3),
-            _spread(timing.seconds, 2),
+            spread(timing.first_seconds, 3),
+            spread(timing.seconds, 2),
             "yes" if race.divergences[name] is None else "no",
         )
     return table
@@ -63,15 +63,16 @@ def start_table(results: Sequence[StartResult], footprints: Sequence[Footprint])
             table.add_row(
                 str(result.context) if name == "cold" else "",
                 name,
-                _spread(Spread(run.first_text_seconds for run in runs), 1),
-                _spread(Spread(run.end_seconds for run in runs), 1),
+                spread(Spread(run.first_text_seconds for run in runs), 1),
+                spread(Spread(run.end_seconds for run in runs), 1),
                 *(_mib(size) for size in (peak, need.weights_bytes, need.caches_bytes, need.rest(peak))),
                 end_section=name == "warm",
             )
     return table
 
 
-def _spread(values: Spread, digits: int) -> str:
+def spread(values: Spread, digits: int) -> str:
+    """The median, and the ends where there are several values."""
     middle = f"{values.median:.{digits}f}"
     return middle if len(values) < 2 else f"{middle} ({values.low:.{digits}f} to {values.high:.{digits}f})"
 

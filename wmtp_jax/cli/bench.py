@@ -7,6 +7,7 @@ import typer
 
 from wmtp_jax.bench import options as settings
 from wmtp_jax.cli.bench_clp import register_clp
+from wmtp_jax.cli.bench_engine import register_engine
 from wmtp_jax.cli.output import note, print_json
 from wmtp_jax.folders import DEMO, model_folder
 from wmtp_jax.option_checks import require
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
     bench.command("step")(step_command)
     bench.command("memory")(memory_command)
     register_clp(bench)
+    register_engine(bench)
     app.add_typer(bench, name="bench")
 
 

@@ -24,8 +24,12 @@ from wmtp_jax.models.decoder import Decoder
 
 # Of the running averages: about the last hundred steps count.
 _DECAY = 0.99
-# Without a predictor, a plain step teaches nothing: so often one drafts all the same, to notice when drafts pay again.
+# A plain step teaches nothing: so often one drafts all the same, to notice when drafts pay again.
 _RETRY = 32
+# Without a predictor every draft is expected to be right half the time where the one before was.
+_UNKNOWN = 0.5
+# Right drafts that were expected, and came, before the first step: what is seen outweighs them soon.
+_PRIOR = 1.0
 
 
 @jax.tree_util.register_dataclass
@@ -33,15 +37,16 @@ _RETRY = 32
 class Pace:
     """What is known of speed: ``costs[g]`` milliseconds of a step with g drafts; and running averages.
 
-    ``tokens`` and ``spent`` (ms) are those of a step. ``right[j]`` and ``tried[j]`` count draft j + 1 where the drafts
-    before it were right. ``forced`` is the number of drafts of every step, -1 to choose. ``steps`` counts steps.
+    ``tokens`` and ``spent`` (ms) are those of a step. Of steps with more than j drafts, ``right[j]`` counts those in
+    which draft j + 1 and all before it were right, and ``foreseen[j]`` is how many were expected. ``forced`` is the
+    number of drafts of every step, -1 to choose. ``steps`` counts steps.
     """
 
     costs: Float[Array, " N"]
     tokens: Float[Array, ""]
     spent: Float[Array, ""]
     right: Float[Array, " gamma"]
-    tried: Float[Array, " gamma"]
+    foreseen: Float[Array, " gamma"]
     forced: Int[Array, ""]
     steps: Int[Array, ""]
 
@@ -75,9 +80,8 @@ class Adaptive:
             costs=1.0 + 0.1 * jnp.arange(count + 1, dtype=jnp.float32),
             tokens=jnp.float32(1.0),
             spent=jnp.float32(1.0),
-            # As if every draft had been tried twice and right once.
-            right=jnp.ones(count, jnp.float32),
-            tried=jnp.full(count, 2, jnp.float32),
+            right=jnp.full(count, _PRIOR, jnp.float32),
+            foreseen=jnp.full(count, _PRIOR, jnp.float32),
             forced=jnp.int32(-1),
             steps=jnp.int32(0),
         )
@@ -94,33 +98,35 @@ class Adaptive:
         if isinstance(self.drafter, MTPDrafter):
             # Whatever is drafted: an entry that is not stored now would be missing later.
             inner = replace(inner, draft=draft_extend(model, inner))
-        count = choose_count(model, state, pace)
+        expected = foreseen(model, state, self.gamma)
+        count = choose_count(state, pace, expected)
         branches = [partial(_branch, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)]
         new, choices, emitted = jax.lax.switch(count, branches, inner)
         live = ~state.done
-        return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live))), choices, emitted
+        return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live, expected))), choices, emitted
 
 
-def survival(model: Decoder, state: DecodeState, pace: Pace) -> Float[Array, "B gamma"]:
-    """The probability that draft j + 1 and all before it will be right."""
-    chance = pace.right / pace.tried
+def foreseen(model: Decoder, state: DecodeState, gamma: int) -> Float[Array, "B gamma"]:
+    """The probability that draft j + 1 and all before it will be right, as the length predictor sees it."""
     if model.heads is None:
-        rows = len(state.pending)
-        return jnp.broadcast_to(jnp.cumprod(chance), (rows, len(chance)))
+        return jnp.broadcast_to(_UNKNOWN ** jnp.arange(1.0, gamma + 1), (len(state.pending), gamma))
     lengths = model.heads.lengths(newest_hidden(state))
-    at_least = jnp.cumsum(lengths[:, ::-1], axis=1)[:, ::-1][:, 1:]
-    return at_least[:, : len(chance)]
+    return jnp.cumsum(lengths[:, ::-1], axis=1)[:, ::-1][:, 1 : gamma + 1]
 
 
-def choose_count(model: Decoder, state: DecodeState, pace: Pace) -> Int[Array, ""]:
+def survival(pace: Pace, expected: Float[Array, "B gamma"]) -> Float[Array, "B gamma"]:
+    """The same, corrected by how often it came true of late: text is easier or harder than a predictor was taught."""
+    return jnp.minimum(expected * pace.right / pace.foreseen, 1.0)
+
+
+def choose_count(state: DecodeState, pace: Pace, expected: Float[Array, "B gamma"]) -> Int[Array, ""]:
     """How many drafts this step should have."""
-    likely = jnp.where(state.done[:, None], 0.0, survival(model, state, pace)).sum(axis=0)
-    expected = jnp.concatenate([jnp.zeros(1), jnp.cumsum(likely)])
+    likely = jnp.where(state.done[:, None], 0.0, survival(pace, expected)).sum(axis=0)
+    gained = jnp.concatenate([jnp.zeros(1), jnp.cumsum(likely)])
     # Plain tokens, one a row, come with every choice.
     rate = pace.tokens / pace.spent
-    best = jnp.argmax(expected - rate * pace.costs)
-    if model.heads is None:
-        best = jnp.where((best == 0) & (pace.steps % _RETRY == _RETRY - 1), 1, best)
+    best = jnp.argmax(gained - rate * pace.costs)
+    best = jnp.where((best == 0) & (pace.steps % _RETRY == _RETRY - 1), 1, best)
     return jnp.where(pace.forced >= 0, pace.forced, best).astype(jnp.int32)
 
 
@@ -149,20 +155,21 @@ def _drafts(
     return tokens, ring
 
 
-def _updated(pace: Pace, count: Int[Array, ""], emitted: Int[Array, " B"], live: Array) -> Pace:
+def _updated(
+    pace: Pace, count: Int[Array, ""], emitted: Int[Array, " B"], live: Array, expected: Float[Array, "B gamma"]
+) -> Pace:
     """The pace after a step with ``count`` drafts that emitted so many tokens a row."""
     numbers = jnp.arange(len(pace.right))
-    rows = live[:, None]
-    tried = (rows & (numbers < count) & (emitted[:, None] - 1 >= numbers)).sum(axis=0)
-    right = (rows & (numbers < count) & (emitted[:, None] - 1 > numbers)).sum(axis=0)
+    tried = live[:, None] & (numbers < count)
+    right = tried & (emitted[:, None] - 1 > numbers)
     # Positions that were not tried keep what is known of them.
-    fade = jnp.where(tried > 0, _DECAY, 1.0)
+    fade = jnp.where(jnp.any(tried, axis=0), _DECAY, 1.0)
     return replace(
         pace,
         tokens=_DECAY * pace.tokens + emitted.sum(),
         spent=_DECAY * pace.spent + pace.costs[count],
-        right=fade * pace.right + right,
-        tried=fade * pace.tried + tried,
+        right=fade * pace.right + right.sum(axis=0),
+        foreseen=fade * pace.foreseen + jnp.where(tried, expected, 0.0).sum(axis=0),
         steps=pace.steps + 1,
     )
 

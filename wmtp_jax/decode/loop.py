@@ -13,6 +13,7 @@ from wmtp_jax.decode.drafter import Drafter, Proposing
 from wmtp_jax.decode.sampling import Sampling, choose_run
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
+from wmtp_jax.models.layers import rounds_one_vector_otherwise
 from wmtp_jax.models.parameters import Packed
 from wmtp_jax.models.recurrent import RecurrentRun, commit_run
 
@@ -65,15 +66,20 @@ def step(
 
 def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling) -> Verified:
     """One target forward over the pending token and the drafts; recurrent layers are left uncommitted."""
+    wanted = drafts.shape[1] + 1
     run = jnp.concatenate([state.pending[:, None], drafts], axis=1)
-    positions = state.length[:, None] + jnp.arange(run.shape[1])
-    writes = jnp.broadcast_to(~state.done[:, None], run.shape)
+    if run.size == 1 and rounds_one_vector_otherwise(model.embedding.dtype):
+        run = jnp.concatenate([run, run], axis=1)
+    offsets = jnp.arange(run.shape[1])
+    positions = state.length[:, None] + offsets
+    writes = ~state.done[:, None] & (offsets < wanted)
 
     def attend(cache, layer, q, k, v):
         return cache.attend(layer, q, k, v, state.length, writes)
 
     hidden, runs, cache = model.hidden_states(run, positions, None, state.recurrent, state.cache, attend)
-    choices = choose_run(sampling, model.logits(hidden), positions + 1, drafts, state.history)
+    hidden = hidden[:, :wanted]
+    choices = choose_run(sampling, model.logits(hidden), positions[:, :wanted] + 1, drafts, state.history)
     return Verified(choices, hidden, runs, cache)
 
 

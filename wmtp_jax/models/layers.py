@@ -14,6 +14,14 @@ from wmtp_jax.config import RopeConfig, RopeScaling
 _CORES = min(os.cpu_count() or 1, 8)
 
 
+def rounds_one_vector_otherwise(dtype: DTypeLike) -> bool:
+    """Whether a token alone gets other bits than beside another: XLA's CPU programs for one narrow vector differ.
+
+    They keep some intermediate results in float32 that those for several round.
+    """
+    return jax.default_backend() == "cpu" and jnp.dtype(dtype) != jnp.float32
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm in float32. Zero-centered norms (Qwen3.5, Qwen3-Next) scale by ``1 + weight``."""
 
