@@ -22,7 +22,7 @@ from wmtp_jax.clp.store import HEADS_NAME, attach, draft_vocabulary, load_heads,
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.parameters import named_parameters, with_parameters
-from wmtp_jax.train.head_data import Collected, Sequences, collect, distilled_sequences, split
+from wmtp_jax.train.head_data import Collected, Sequences, collect, distilled_sequences, split, text_sequences
 from wmtp_jax.train.head_outputs import head_logits, judge, spans
 from wmtp_jax.train.head_run import HeadRun, run_heads
 from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
@@ -281,6 +281,19 @@ def test_distilled_answers_are_the_backbones_own():
         answer = wmtp.generate(model, asked, gamma=0, max_new_tokens=room).tokens[0]
         assert tokens[: len(asked) + len(answer)].tolist() == [*asked, *answer]
         assert counted.nonzero()[0].tolist() == list(range(len(asked), len(asked) + len(answer)))
+
+
+def test_text_is_learned_whole_and_an_end_stands_between_documents():
+    model = wmtp.load()
+    made = text_sequences(model, ["Enter the king", "And it came to pass"] * 40, 16, 200)
+    end = model.eos_ids[0]
+    ids = [*model.encode_bare("Enter the king"), end, *model.encode_bare("And it came to pass"), end]
+    assert made.tokens.shape == (200 // 16, 16)
+    assert made.counted.all()
+    flat = made.tokens.reshape(-1).tolist()
+    assert flat == (ids * 80)[: len(flat)]
+    with pytest.raises(UserError, match=r"the text has only \d+ tokens, and a sequence 16: give more text"):
+        text_sequences(model, ["Enter"], 16, 200)
 
 
 @pytest.mark.parametrize(
