@@ -35,7 +35,7 @@ def heads(tmp_path_factory):
 def results(heads):
     model = wmtp.load()
     options = ClpOptions(rows=(2,), prompts=4, new_tokens=20, repeats=1)
-    asked = [Asked("abba"[index], model.encode(prompt)) for index, prompt in enumerate(PROMPTS)]
+    asked = [Asked("abba"[index], model.encode(prompt), index) for index, prompt in enumerate(PROMPTS)]
     return measure(model, heads, asked, options, lambda line: None)
 
 
@@ -43,9 +43,15 @@ def test_every_way_is_measured(results):
     rules = [f"own: {rule}, k=1" for rule in ("clp 0.3", "gate 0.3", "threshold 0.3", "all")]
     verified = [f"own: verified, {gamma}" for gamma in (1, "auto")]
     assert [result.way for result in results] == [PLAIN, PLAIN_AGAIN, *rules, *verified, "residual competing: all, k=1"]
-    assert all(len(result.texts) == 4 and result.rows == 2 for result in results)
+    assert all(list(result.texts) == [0, 1, 2, 3] and result.rows == 2 for result in results)
     assert all(list(result.speedup_by_kind) == ["a", "b"] for result in results)
     assert results[0].speedup == (1, 1, 1)
+
+
+def test_texts_stand_by_their_prompts(results):
+    model = wmtp.load()
+    alone = [wmtp.generate(model, prompt, gamma=0, max_new_tokens=20).text[0] for prompt in PROMPTS]
+    assert list(results[0].texts.values()) == alone
 
 
 def test_verified_ways_write_the_backbones_text_and_say_so(results):

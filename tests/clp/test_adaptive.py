@@ -12,7 +12,7 @@ from tests.clp.backbones import with_random_heads
 from tests.decode.driving import SHAPES, Batch, Outcome, Request, append, batches, prefilled, run
 from tests.decode.recompute import assert_same_texts
 from tests.tiny import tiny_model
-from wmtp_jax.clp.adaptive import Adaptive, choose_count, foreseen, with_costs
+from wmtp_jax.clp.adaptive import Adaptive, choose_count, foreseen, survival, updated, with_costs
 from wmtp_jax.clp.drafter import heads_drafter
 from wmtp_jax.decode.drafter import MTPDrafter, Plain
 from wmtp_jax.decode.loop import decode
@@ -83,6 +83,38 @@ def test_without_a_predictor_plain_decoding_is_given_up_now_and_then():
     # Two steps in sixty-four drafted one token, each with an even chance, on top of what is foreseen before the first.
     assert 1.9 < expected[0] <= 2
     assert expected[1] == 1
+
+
+def test_drafts_come_back_when_they_are_right_again():
+    """After a hard passage every step makes one draft more now and then: first one, in time all."""
+    shape = SHAPES[0]
+    model = tiny_model(shape.model, 3)
+    state = with_costs(
+        prefilled(model, Adaptive(drafter=shape.windowed), _one_request(shape, 20)), jnp.asarray([1.0, 1.2, 1.4, 1.6])
+    )
+    pace, expected = state.draft.pace, foreseen(model, state, shape.gamma)
+    live = jnp.ones(1, bool)
+    numbers = {}
+    for name, right in (("hard", False), ("easy", True)):
+        made = []
+        for _ in range(300):
+            count = choose_count(state, pace, expected)
+            made.append(int(count))
+            pace = updated(pace, count, jnp.where(right, count + 1, 1)[None], live, expected)
+        numbers[name] = made
+    assert np.mean(numbers["hard"][-64:]) < 0.1
+    assert numbers["easy"][-64:].count(shape.gamma) > 50
+
+
+@given(st.lists(st.floats(0, 30), min_size=3, max_size=3), st.lists(st.floats(0.1, 30), min_size=3, max_size=3))
+def test_longer_runs_are_never_likelier(right, foreseen_before):
+    shape = SHAPES[0]
+    model = tiny_model(shape.model, 3)
+    state = prefilled(model, Adaptive(drafter=shape.windowed), _one_request(shape, 20))
+    pace = replace(state.draft.pace, right=jnp.asarray(right), foreseen=jnp.asarray(foreseen_before))
+    chances = np.asarray(survival(pace, jnp.asarray([[0.9, 0.9, 0.8]])))
+    assert (np.diff(chances) <= 0).all()
+    assert chances.max() <= 1
 
 
 def test_a_predictor_that_sees_too_much_is_corrected():

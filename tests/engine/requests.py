@@ -28,7 +28,7 @@ def small_model(name: str, seed: int = 0) -> Model:
 ENGINES = {
     "roomy": ("hybrid", dict(rows=3, page_size=8, chunk=8, gamma=3, window=6, sink=2, steps=2)),
     "tight": ("mamba", dict(rows=4, page_size=4, chunk=4, gamma=2, window=5, sink=0, steps=3, pages=18)),
-    "long pages": ("attention", dict(rows=2, page_size=16, chunk=4, gamma=4, window=0, steps=1, read_tokens=12)),
+    "long pages": ("attention", dict(rows=2, page_size=16, chunk=4, gamma=4, window=0, steps=1, prefill_tokens=12)),
     "plain": ("recurrent", dict(rows=5, page_size=8, chunk=2, gamma=0, steps=4, pages=9)),
     "no prefixes": ("experts", dict(rows=3, page_size=4, chunk=4, gamma=1, window=1, sink=1, steps=2, prefix_bytes=0)),
 }
@@ -37,7 +37,7 @@ ENGINES = {
 def make_core(kind: str, **changes: Any) -> Core:
     """An engine without its thread."""
     name, options = ENGINES[kind]
-    return Core(small_model(name), EngineOptions(**{"context": CONTEXT, "read_tokens": 1, **options, **changes}))
+    return Core(small_model(name), EngineOptions(**{"context": CONTEXT, "prefill_tokens": 1, **options, **changes}))
 
 
 class Asked(NamedTuple):
@@ -130,6 +130,6 @@ def assert_nothing_is_held(core: Core) -> None:
     assert len(core._free_slots) == core.options.rows
     assert core.pool.free + core.prefixes.pages_alone() == core.pool.pages
     while len(core.prefixes):
-        core.prefixes.give_up()
+        core.prefixes.evict()
     assert core.prefixes.bytes == 0
     assert core.pool.free == core.pool.pages

@@ -66,7 +66,7 @@ def test_a_known_beginning_is_not_read_again_and_changes_nothing(kind):
     assert [got.tokens for got in heard] == [got.tokens for got in fresh] == [alone(without, a)[0] for a in work]
     page = with_prefixes.page_size
     assert with_prefixes.meter.reused_tokens == 3 * (33 // page * page)
-    assert with_prefixes.meter.read_tokens + with_prefixes.meter.reused_tokens == without.meter.read_tokens
+    assert with_prefixes.meter.prefill_tokens + with_prefixes.meter.reused_tokens == without.meter.prefill_tokens
     # The ring was rebuilt: drafts are as good as before.
     np.testing.assert_array_equal(with_prefixes.meter.histogram, without.meter.histogram)
 
@@ -98,7 +98,7 @@ def test_a_cancelled_request_frees_its_pages_at_once():
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one():
-    core = make_core("roomy", read_tokens=8)
+    core = make_core("roomy", prefill_tokens=8)
     long, short = Heard(), Heard()
     core.add(core.make_task([1] * 56, long, max_new_tokens=2))
     core.turn()
@@ -141,6 +141,36 @@ def test_a_failed_step_ends_what_was_running_and_nothing_else(monkeypatch):
     assert_nothing_is_held(core)
 
 
+def test_a_request_that_cannot_enter_is_lost_and_the_next_goes_on(monkeypatch):
+    core = make_core("roomy")
+    clear, calls = type(core._slots).clear, []
+
+    def fail_once(slots, state, *arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        return clear(slots, state, *arguments)
+
+    monkeypatch.setattr(type(core._slots), "clear", fail_once)
+    work, heard = requests("roomy", 2, 10, 5), [Heard(), Heard()]
+    for asked, listener in zip(work, heard, strict=True):
+        core.add(core.make_task(asked.prompt, listener, **asked.options))
+    with pytest.raises(StepFailed, match="no memory"):
+        core.turn()
+    _to_the_end(core)
+    assert [bool(got.errors) for got in heard] == [True, False]
+    assert heard[1].tokens == alone(core, work[1])[0]
+    assert_nothing_is_held(core)
+
+
+@pytest.mark.parametrize("prompt", [4, 50])
+def test_a_pool_for_every_rows_context_fills_every_row(prompt):
+    core = make_core("roomy", page_size=CONTEXT, prefix_bytes=0)
+    drive(core, requests("roomy", 5, prompt, 9))
+    assert core.meter.most_running == core.options.rows
+    assert not core.meter.preempted
+
+
 def _to_the_end(core: Core) -> None:
     while core.turn():
         pass
@@ -169,11 +199,13 @@ def test_bad_requests_get_one_line(prompt, options, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(rows=0), "rows 0: must be 1 or more"),
+        (dict(rows=0), "rows=0: must be a whole number, 1 or more"),
         (dict(chunk=3), "chunk=3 must divide page_size=8"),
         (dict(sink=4, window=0), "sink=4 needs a window"),
-        (dict(cache_dtype="int4"), "int4"),
-        (dict(context=2), "context 2: must be 6 or more"),
+        (dict(cache_dtype="int4"), "cache_dtype=int4: must be one of"),
+        (dict(gamma="auto"), "gamma=auto: must be a whole number, from 0 to 8"),
+        (dict(rows=2.5), "rows=2.5: must be a whole number"),
+        (dict(context=2), "context=2: must be a whole number, 6 or more"),
     ],
 )
 def test_bad_engines_get_one_line(changes, message):
@@ -190,20 +222,29 @@ def test_a_pool_smaller_than_the_context_bounds_requests():
 def test_a_warm_engine_compiles_nothing_more(caplog):
     import jax
 
-    core = make_core("plain", pages=40)
-    core.warm_up()
+    jax.clear_caches()
+    core = make_core("roomy")
     work = [
-        Asked(asked.prompt, asked.options | dict(temperature=float(index % 2)), turn=index)
-        for index, asked in enumerate(requests("plain", 7, 9, 8))
+        Asked(
+            asked.prompt, asked.options | dict(temperature=float(index % 2), presence_penalty=index % 3 / 2), turn=index
+        )
+        for index, asked in enumerate(requests("roomy", 7, 9, 8))
     ]
     repeated = [*work, *(asked._replace(turn=40 + asked.turn) for asked in work)]
+
+    def compiled() -> list[str]:
+        return [record.message for record in caplog.records if "Compiling" in record.message]
+
     jax.config.update("jax_log_compiles", True)
     try:
+        core.warm_up()
+        assert len(compiled()) > 8
+        caplog.clear()
         drive(core, repeated)
+        assert compiled() == []
     finally:
         jax.config.update("jax_log_compiles", False)
     assert core.meter.reused_tokens
-    assert [record.message for record in caplog.records if "Compiling" in record.message] == []
 
 
 def test_nothing_to_write_ends_at_once():
@@ -215,7 +256,7 @@ def test_nothing_to_write_ends_at_once():
 
 def test_a_window_admits_more_rows_than_native_drafts():
     """One memory, two engines: what the ring frees of the draft's cache holds further requests."""
-    shape = dict(context=CONTEXT, page_size=8, chunk=8, gamma=3, sink=0, prefix_bytes=0)
+    shape = dict(context=CONTEXT, page_size=8, chunk=8, gamma=3, sink=0, prefix_bytes=0, prefill_tokens=10**4)
     model = make_core("long pages").model
     found = {w: rows_in(model, 400_000, EngineOptions(window=w, **shape)) for w in (0, 8)}
     assert found[8] > found[0] > 4
@@ -223,5 +264,6 @@ def test_a_window_admits_more_rows_than_native_drafts():
         core = Core(model, EngineOptions(window=window, rows=rows, **shape))
         held = core.device_bytes()
         assert held <= 400_000 < held + held / rows
-        drive(core, requests("long pages", rows, CONTEXT - 14, 10))
+        # All of a row's pages at once, so that none is to spare.
+        drive(core, requests("long pages", rows, CONTEXT - 8, 4))
         assert core.meter.most_running == rows

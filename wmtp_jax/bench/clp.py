@@ -6,7 +6,6 @@ itself: how unlikely it finds the text, how long the text is the one that it wou
 repeats itself.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +24,11 @@ from wmtp_jax.model import Model
 
 
 class Asked(NamedTuple):
-    """A prompt's kind and its tokens."""
+    """A prompt's kind, its tokens, and where in its file it stands."""
 
     kind: str
     tokens: list[int]
+    index: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class ClpResult:
     - ``speedup``: tokens a second over plain decoding's on the same prompts; ``speedup_by_kind`` of each kind's.
     - ``step_ms``: mean milliseconds of a step of the loop.
     - ``accuracy``: of each draft where the drafts before it were right, of verified ways with a fixed number of drafts.
+    - ``texts``: by the prompt's index.
     - ``suspect``: faster than its tokens a step allow, beyond the noise; a fault of the measurement.
     """
 
@@ -51,7 +52,7 @@ class ClpResult:
     accuracy: list[float] | None
     quality: Quality
     suspect: bool
-    texts: list[str] = field(repr=False)
+    texts: dict[int, str] = field(repr=False)
 
 
 class _Run(NamedTuple):
@@ -72,9 +73,19 @@ class _Measured:
     """One way's runs; ``outputs`` are those of the first round."""
 
     runs: list[_Run] = field(default_factory=list)
+    batches: int
     histogram: np.ndarray | int = 0
     outputs: list[Generation] = field(default_factory=list)
     costs: list[float] | None = None
+
+    @property
+    def by_batch(self) -> list[_Run]:
+        """All rounds of each batch as one run: rounds of one batch are no independent samples."""
+        rounds = [self.runs[i : i + self.batches] for i in range(0, len(self.runs), self.batches)]
+        return [
+            _Run(runs[0].kind, sum(r.seconds for r in runs), sum(r.tokens for r in runs), sum(r.steps for r in runs))
+            for runs in zip(*rounds, strict=True)
+        ]
 
 
 def measure(
@@ -104,7 +115,7 @@ def _at(
     note: Callable[[str], None],
 ) -> list[ClpResult]:
     batches = [prompts[i : i + rows] for i in range(0, len(prompts), rows)]
-    measured = {way.name: _Measured() for way in every}
+    measured = {way.name: _Measured(batches=len(batches)) for way in every}
     for way in every:
         note(f"{rows} rows: warming up {way.name}")
         measured[way.name].costs = _generate(way, batches[0], options, None).stats.step_costs
@@ -115,9 +126,8 @@ def _at(
             for way in (*every[index % len(every) :], *every[: index % len(every)]):
                 _run(way, measured[way.name], batch, options, keep=turn == 0)
     plain, again = measured[PLAIN], measured[PLAIN_AGAIN]
-    noise = _speedup(again.runs, plain.runs)
-    tokens = [prompt.tokens for prompt in prompts]
-    return [_result(way, measured[way.name], plain, noise, backbone, tokens, rows) for way in every]
+    noise = _speedup(again.by_batch, plain.by_batch)
+    return [_result(way, measured[way.name], plain, noise, backbone, prompts, rows) for way in every]
 
 
 def _generate(way: Way, batch: list[Asked], options: ClpOptions, costs: list[float] | None) -> Generation:
@@ -160,27 +170,29 @@ def _result(
     plain: _Measured,
     noise: Estimated,
     backbone: Model,
-    prompts: list[list[int]],
+    prompts: list[Asked],
     rows: int,
 ) -> ClpResult:
     assert isinstance(found.histogram, np.ndarray)
-    speedup = _speedup(found.runs, plain.runs)
-    kinds = Counter(run.kind for run in plain.runs)
+    runs, beside = found.by_batch, plain.by_batch
+    speedup = _speedup(runs, beside)
     by_kind = {
-        kind: _speedup(*([run for run in one.runs if run.kind == kind] for one in (found, plain))) for kind in kinds
+        kind: _speedup(*([run for run in one if run.kind == kind] for one in (runs, beside)))
+        for kind in dict.fromkeys(run.kind for run in beside)
     }
     length = acceptance_length(found.histogram)
     texts, greedy = ([tokens for out in one.outputs for tokens in out.tokens] for one in (found, plain))
+    written = [text for out in found.outputs for text in out.text]
     return ClpResult(
         way=way.name,
         rows=rows,
         verified=way.verified,
         tokens_a_step=length,
-        step_ms=1000 * sum(run.seconds for run in found.runs) / sum(run.steps for run in found.runs),
+        step_ms=1000 * sum(run.seconds for run in runs) / sum(run.steps for run in runs),
         speedup=speedup,
         speedup_by_kind=by_kind if len(by_kind) > 1 else {},
         accuracy=acceptance_by_position(found.histogram) if way.verified and found.costs is None else None,
-        quality=quality(backbone.decoder, prompts, texts, greedy),
+        quality=quality(backbone.decoder, [prompt.tokens for prompt in prompts], texts, greedy),
         suspect=speedup.low > length * max(noise.high, 1 / noise.low),
-        texts=[text for out in found.outputs for text in out.text],
+        texts=dict(sorted(zip((prompt.index for prompt in prompts), written, strict=True))),
     )

@@ -101,6 +101,6 @@ def write_texts(results: Sequence[ClpResult], path: Path) -> None:
     lines = (
         json.dumps({"way": result.way, "rows": result.rows, "prompt": index, "text": text}, ensure_ascii=False)
         for result in results
-        for index, text in enumerate(result.texts)
+        for index, text in result.texts.items()
     )
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -4,6 +4,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from wmtp_jax.bench.texts import long_documents, prompt_ends
 from wmtp_jax.bench.timing import Spread
 from wmtp_jax.engine.engine import Engine
 from wmtp_jax.engine.options import EngineOptions
+from wmtp_jax.errors import UserError
 from wmtp_jax.model import Model
 from wmtp_jax.text.documents import read_texts
 
@@ -114,11 +116,9 @@ def _round(engine: Engine, prompts: Sequence[list[int]], clients: int, new_token
                 seen.token_seconds.append((end - first) / (new_tokens - 1))
                 seen.tokens += new_tokens
 
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        for ended in [pool.submit(client) for _ in range(clients)]:
+            ended.result()
     return seen
 
 
@@ -146,7 +146,10 @@ def measure_first_token(model: Model, text: Path | None, options: EngineBenchOpt
             # Some chunks later: not at the long prompt's beginning.
             time.sleep(seconds / 8)
             beside.append(1000 * _first_seconds(engine, short[2 * turn + 1]))
-            assert not reading.tokens, "the long prompt was read before the short one's first token"
+            if reading.tokens:
+                raise UserError(
+                    f"--long {options.long}: was read before the short prompt's first token; give a longer one"
+                )
             reading.cancel()
             list(reading)
     chunks = -(-options.long // given.chunk)

@@ -55,7 +55,7 @@ def clp_command(
         picture.require_plot(plot)
     asked = read_prompts(prompts_file)
     loaded = load(model, dtype=dtype)
-    found = [clp.Asked(prompt.kind, encode_prompt(loaded, prompt.text)) for prompt in asked]
+    found = [clp.Asked(prompt.kind, encode_prompt(loaded, prompt.text), index) for index, prompt in enumerate(asked)]
     results = clp.measure(loaded, [Path(path) for path in heads], found, given, note)
     if texts is not None:
         clp_table.write_texts(results, texts)

@@ -24,7 +24,7 @@ from wmtp_jax.models.decoder import Decoder
 
 # Of the running averages: about the last hundred steps count.
 _DECAY = 0.99
-# A plain step teaches nothing: so often one drafts all the same, to notice when drafts pay again.
+# A draft that is not made teaches nothing: so often one more is made than pays, to notice when it pays again.
 _RETRY = 32
 # Without a predictor every draft is expected to be right half the time where the one before was.
 _UNKNOWN = 0.5
@@ -103,7 +103,7 @@ class Adaptive:
         branches = [partial(_branch, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)]
         new, choices, emitted = jax.lax.switch(count, branches, inner)
         live = ~state.done
-        return replace(new, draft=Paced(new.draft, _updated(pace, count, emitted, live, expected))), choices, emitted
+        return replace(new, draft=Paced(new.draft, updated(pace, count, emitted, live, expected))), choices, emitted
 
 
 def foreseen(model: Decoder, state: DecodeState, gamma: int) -> Float[Array, "B gamma"]:
@@ -116,7 +116,9 @@ def foreseen(model: Decoder, state: DecodeState, gamma: int) -> Float[Array, "B 
 
 def survival(pace: Pace, expected: Float[Array, "B gamma"]) -> Float[Array, "B gamma"]:
     """The same, corrected by how often it came true of late: text is easier or harder than a predictor was taught."""
-    return jnp.minimum(expected * pace.right / pace.foreseen, 1.0)
+    corrected = jnp.minimum(expected * pace.right / pace.foreseen, 1.0)
+    # More drafts in a row are never likelier to be right than fewer, however little is known of them.
+    return jax.lax.cummin(corrected, axis=1)
 
 
 def choose_count(state: DecodeState, pace: Pace, expected: Float[Array, "B gamma"]) -> Int[Array, ""]:
@@ -126,7 +128,8 @@ def choose_count(state: DecodeState, pace: Pace, expected: Float[Array, "B gamma
     # Plain tokens, one a row, come with every choice.
     rate = pace.tokens / pace.spent
     best = jnp.argmax(gained - rate * pace.costs)
-    best = jnp.where((best == 0) & (pace.steps % _RETRY == _RETRY - 1), 1, best)
+    again = pace.steps % _RETRY == _RETRY - 1
+    best = jnp.where(again, jnp.minimum(best + 1, len(pace.right)), best)
     return jnp.where(pace.forced >= 0, pace.forced, best).astype(jnp.int32)
 
 
@@ -155,7 +158,7 @@ def _drafts(
     return tokens, ring
 
 
-def _updated(
+def updated(
     pace: Pace, count: Int[Array, ""], emitted: Int[Array, " B"], live: Array, expected: Float[Array, "B gamma"]
 ) -> Pace:
     """The pace after a step with ``count`` drafts that emitted so many tokens a row."""

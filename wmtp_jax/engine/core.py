@@ -6,7 +6,7 @@ given up first, then the newest request gives up its slot and waits to be read a
 every request comes to its end.
 """
 
-import time
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +29,7 @@ from wmtp_jax.generation.rows import Row
 from wmtp_jax.model import Model
 
 _GREEDY = SamplingParams()
+_log = logging.getLogger(__name__)
 
 
 class StepFailed(RuntimeError):
@@ -50,6 +51,8 @@ class Core:
         self._stops = np.array(model.eos_ids or [-1], np.int32)
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []
+        # On its way from one to the other.
+        self._entering: Task | None = None
         self._arrivals = 0
         self._turns = 0
         self._start()
@@ -115,28 +118,42 @@ class Core:
 
     def turn(self) -> bool:
         """Some work; whether there is more. Raises StepFailed, after which the engine is empty and usable."""
+        failure = self._try()
+        if failure is not None:
+            self._recover(failure)
+            raise StepFailed(failure)
+        self._turns += 1
+        self.meter.observe(len(self.waiting), len(self.running), self.pool)
+        return bool(self.waiting or self.running)
+
+    def _try(self) -> str | None:
+        """One turn; what failed, in a line. The error itself is let go: its frames hold the device's arrays."""
         try:
             self._admit()
-            self._read()
+            self._prefill()
             self._decode()
         except Exception as error:
-            lost, self.running = self.running, []
-            self._start()
-            failure = StepFailed(f"the engine's step failed: {type(error).__name__}: {error}")
-            for task in lost:
-                task.slot, task.pages = None, []
-                task.listener(None, failure)
-            raise failure from error
-        self._turns += 1
-        self.meter.look(len(self.waiting), len(self.running), self.pool)
-        return bool(self.waiting or self.running)
+            _log.exception("a turn of the engine failed")
+            return f"the engine's step failed: {type(error).__name__}: {error}"
+        return None
+
+    def _recover(self, failure: str) -> None:
+        """Tells those that were in, and starts with empty arrays; the old ones were given to what failed."""
+        lost = self.running if self._entering is None else [*self.running, self._entering]
+        self.running, self._entering = [], None
+        # Before new ones are made: the memory may not hold both.
+        del self._state
+        for task in lost:
+            task.slot, task.pages = None, []
+            task.listener(None, StepFailed(failure))
+        self._start()
 
     def warm_up(self) -> None:
         """Compiles every program that a request can need. No request may be running."""
         assert not self.running, "only an idle engine can warm up"
         sampled = SamplingParams(temperature=1.0)
         table = np.zeros(self._layout.row_pages, np.int32)
-        state = self._slots.clear(self._state, 0, 0, 0)
+        state = self._slots.clear(self._state, 0, 0)
         state = self._slots.remember(state, 0, [0], [])
         # A chunk without a token writes nothing.
         state = self._slots.read(state, 0, table, [0] * (self._slots.chunk + 1), self._slots.chunk + 1)
@@ -157,8 +174,12 @@ class Core:
         self._state = state
 
     def _admit(self) -> None:
-        while self.waiting and self._free_slots and self._enter(self.waiting[0]):
-            self.waiting.popleft()
+        while self.waiting and self._free_slots:
+            self._entering = self.waiting.popleft()
+            if not self._enter(self._entering):
+                self.waiting.appendleft(self._entering)
+                break
+        self._entering = None
 
     def _enter(self, task: Task) -> bool:
         """Gives a request a slot and pages for all that it has to read, if there are enough."""
@@ -166,13 +187,14 @@ class Core:
         shared = [] if found is None else found.pages
         wanted = self._pages_for(len(task.to_read) + 1, task) - len(shared)
         # Those who are in will grow: without a page to spare for each, the newcomer would soon be sent out again.
-        if not self._make_room(wanted + len(self.running)):
-            self.pool.give_back(shared)
+        growing = sum(len(other.pages) < self._pages_for(other.need, other) for other in self.running)
+        if not self._make_room(wanted + growing):
+            self.pool.release(shared)
             return False
-        task.pages = [*shared, *(self.pool.take(wanted) or [])]
+        task.pages = [*shared, *self.pool.take(wanted)]
         task.slot = self._free_slots.pop()
         task.read, task.reading = len(shared) * self.page_size, True
-        self._state = self._slots.clear(self._state, task.slot, 0, task.gamma)
+        self._state = self._slots.clear(self._state, task.slot, task.gamma)
         if found is not None:
             following = task.to_read[task.read]
             self._state = self._slots.restore(self._state, task.slot, task.read, found.kept, following)
@@ -180,6 +202,7 @@ class Core:
         if task.sampling.penalizes:
             self._state = self._slots.remember(self._state, task.slot, task.prompt, task.emitted[:-1])
         self.running.append(task)
+        self._entering = None
         return True
 
     def _pages_for(self, positions: int, task: Task) -> int:
@@ -190,7 +213,7 @@ class Core:
         if self.pool.free < pages and self.pool.free + self.prefixes.pages_alone() < pages:
             return False
         while self.pool.free < pages:
-            self.prefixes.give_up()
+            self.prefixes.evict()
         return True
 
     def _leave(self, task: Task) -> None:
@@ -198,12 +221,12 @@ class Core:
         assert task.slot is not None
         self.running.remove(task)
         self._free_slots.append(task.slot)
-        self.pool.give_back(task.pages)
+        self.pool.release(task.pages)
         task.slot, task.pages, task.read, task.reading = None, [], 0, False
 
-    def _read(self) -> None:
-        """Prompt chunks, ``read_tokens`` of them: by turns of the request with the least left, and of the oldest."""
-        budget = self.options.read_tokens
+    def _prefill(self) -> None:
+        """Prompt chunks, ``prefill_tokens`` of them: by turns of the request with the least left, and of the oldest."""
+        budget = self.options.prefill_tokens
         while budget > 0:
             readers = [task for task in self.running if task.reading]
             if not readers:
@@ -211,11 +234,10 @@ class Core:
             first = self._turns % 2 == 0 or len(readers) == 1
             task = min(readers, key=lambda t: (len(t.to_read) - t.read, t.arrival) if first else (t.arrival, 0))
             budget -= self._slots.chunk
-            self._read_chunk(task)
+            self._prefill_chunk(task)
 
-    def _read_chunk(self, task: Task) -> None:
+    def _prefill_chunk(self, task: Task) -> None:
         assert task.slot is not None
-        begin = time.perf_counter()
         self._state = self._slots.read(self._state, task.slot, self._table(task), task.to_read, task.read)
         taken = min(self._slots.chunk, len(task.to_read) - task.read)
         task.read += taken
@@ -225,8 +247,7 @@ class Core:
             self.prefixes.add(task.keys[pages - 1], task.pages[:pages], lambda: self._slots.keep(self._state, slot))
         if task.read == len(task.to_read):
             self._begin(task)
-        self.meter.read_tokens += taken
-        self.meter.read_seconds += time.perf_counter() - begin
+        self.meter.prefill_tokens += taken
 
     def _begin(self, task: Task) -> None:
         """The first token after what was read. One that is known already is not emitted again."""
@@ -259,9 +280,8 @@ class Core:
         slots += [self.options.rows] * (bucket - len(slots))
         tables = np.stack([self._table(task) for task in tasks] + [self._table(tasks[0])] * (bucket - len(tasks)))
         sampling, stops = self._sampling(tasks, bucket), self._stop_ids(tasks, bucket)
-        begin = time.perf_counter()
         self._state, emitted = self._slots.run(self._state, slots, tables, sampling, stops, self.options.steps)
-        self.meter.add_read(time.perf_counter() - begin, emitted)
+        self.meter.add(emitted)
         for task, tokens, count in zip(tasks, emitted.tokens.tolist(), emitted.count.tolist(), strict=False):
             self._hand_over(task, tokens[:count])
 
@@ -270,13 +290,13 @@ class Core:
         missing = self._pages_for(positions, task) - len(task.pages)
         while missing > 0 and not self._make_room(missing):
             newest = max(self.running, key=lambda t: t.arrival)
-            self._send_away(newest)
+            self._preempt(newest)
             if newest is task:
                 return
         if missing > 0:
-            task.pages += self.pool.take(missing) or []
+            task.pages += self.pool.take(missing)
 
-    def _send_away(self, task: Task) -> None:
+    def _preempt(self, task: Task) -> None:
         self._leave(task)
         self._wait(task)
         # Those that are in came before all that wait, and the newest of them goes first.

@@ -1,7 +1,6 @@
 """The engine for users: requests from any thread or event loop, each an iterator of its events."""
 
 import asyncio
-import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,8 +15,6 @@ from wmtp_jax.errors import UserError
 from wmtp_jax.generation.prompts import Prompt
 from wmtp_jax.generation.rows import Event, Finished
 from wmtp_jax.model import Model
-
-_log = logging.getLogger(__name__)
 
 
 class QueueFull(UserError):
@@ -124,7 +121,9 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class Engine:
-    """Decodes many requests at once on a thread of its own; a context manager, which lets them come to their end.
+    """Decodes many requests at once on a thread of its own.
+
+    As a context manager it lets requests come to their end; left by an exception, it ends them.
 
     ``warm_up`` compiles everything before the first request, which otherwise waits for it. ``drafter`` takes the place
     of the options' gamma, window and sink.
@@ -143,7 +142,8 @@ class Engine:
             self._core.warm_up()
         self._commands: list[Callable[[], None]] = []
         self._changed = threading.Condition()
-        self._unfinished = 0
+        # All that were submitted and have not ended.
+        self._open: dict[Task, Running] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="wmtp-engine", daemon=True)
         self._thread.start()
@@ -158,33 +158,32 @@ class Engine:
 
         ``gamma`` is at most the engine's. Raises UserError for what is wrong with it, QueueFull, and EngineClosed.
         """
-        made: list[Running] = []
-
-        def listen(event: Event | None, error: Exception | None) -> None:
-            if event is None or event.finished:
-                with self._changed:
-                    self._unfinished -= 1
-            made[0].put(event, error)
-
-        task = self._core.make_task(prompt, listen, gamma=gamma, **options)
-        made.append(Running(task, self._cancel))
+        task = self._core.make_task(prompt, lambda event, error: self._tell(task, event, error), gamma=gamma, **options)
+        running = Running(task, self._cancel)
         with self._changed:
             if self._closing:
                 raise EngineClosed("the engine is closed")
             room = self._core.options.rows + self._core.options.queue
-            if self._unfinished >= room:
-                raise QueueFull(f"{self._unfinished} requests are running or waiting, and the engine takes {room}")
-            self._unfinished += 1
+            if len(self._open) >= room:
+                raise QueueFull(f"{len(self._open)} requests are running or waiting, and the engine takes {room}")
+            self._open[task] = running
             self._commands.append(lambda: self._core.add(task))
             self._changed.notify()
-        return made[0]
+        return running
+
+    def _tell(self, task: Task, event: Event | None, error: Exception | None) -> None:
+        running = self._open[task]
+        if event is None or event.finished:
+            with self._changed:
+                del self._open[task]
+        running.put(event, error)
 
     def close(self, *, finish: bool = True) -> None:
         """Takes no more requests and waits for those that are in, or with ``finish=False`` ends them now."""
         with self._changed:
             self._closing = True
             if not finish:
-                self._commands.append(lambda: self._end_all(EngineClosed("the engine was closed")))
+                self._commands.append(self._end_all)
             self._changed.notify()
         self._thread.join()
 
@@ -203,12 +202,24 @@ class Engine:
             self._commands.append(now)
             self._changed.notify()
 
-    def _end_all(self, error: Exception) -> None:
+    def _end_all(self) -> None:
         for task in [*self._core.running, *self._core.waiting]:
             self._core.cancel(task)
-            task.listener(None, error)
+            task.listener(None, EngineClosed("the engine was closed"))
 
     def _work(self) -> None:
+        try:
+            self._turns()
+        except BaseException as error:
+            # Nobody may wait for a thread that is gone.
+            with self._changed:
+                self._closing = True
+                left = list(self._open)
+            for task in left:
+                self._tell(task, None, EngineClosed(f"the engine's thread ended: {type(error).__name__}: {error}"))
+            raise
+
+    def _turns(self) -> None:
         busy = False
         while True:
             with self._changed:
@@ -222,5 +233,4 @@ class Engine:
             try:
                 busy = self._core.turn()
             except StepFailed:
-                _log.exception("the requests that were running are lost; those that wait go on")
                 busy = bool(self._core.waiting)

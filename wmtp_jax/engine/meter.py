@@ -13,17 +13,15 @@ from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
 class EngineMeter:
     """Counts since the start, and how things stood at the last turn's end.
 
-    ``read_tokens`` of prompts were read, ``reused_tokens`` were not, since an earlier prompt began alike.
+    ``prefill_tokens`` of prompts were read, ``reused_tokens`` were not, since an earlier prompt began alike.
     """
 
     gamma: int
     finished: int = 0
     preempted: int = 0
-    read_tokens: int = 0
-    read_seconds: float = 0.0
+    prefill_tokens: int = 0
     reused_tokens: int = 0
     steps: int = 0
-    step_seconds: float = 0.0
     emitted_tokens: int = 0
     waiting: int = 0
     running: int = 0
@@ -35,14 +33,13 @@ class EngineMeter:
     def __post_init__(self) -> None:
         self.histogram = np.zeros(self.gamma + 1, np.int64)
 
-    def add_read(self, seconds: float, emitted: Emitted) -> None:
+    def add(self, emitted: Emitted) -> None:
         """Takes in one call of the loop."""
         self.steps += int(emitted.steps)
-        self.step_seconds += seconds
         self.emitted_tokens += int(np.sum(emitted.count))
         self.histogram += np.asarray(emitted.accepted)
 
-    def look(self, waiting: int, running: int, pool: PagePool) -> None:
+    def observe(self, waiting: int, running: int, pool: PagePool) -> None:
         """Takes in how things stand."""
         self.waiting, self.running, self.pages, self.free_pages = waiting, running, pool.pages, pool.free
         self.most_running = max(self.most_running, running)

@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.options import CACHE_DTYPES, DEFAULT_WINDOW, MAX_GAMMA, GenerateOptions
-from wmtp_jax.option_checks import require, require_one_of
+from wmtp_jax.generation.options import DEFAULT_WINDOW, MAX_GAMMA, GenerateOptions, require_integer
 
 # What belongs to one request; all else of `GenerateOptions` belongs to the engine.
 REQUEST_FIELDS = frozenset(
@@ -27,16 +26,17 @@ REQUEST_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine shares the machine among requests. None of these changes a text.
+    """How an engine shares the machine among requests. None but ``cache_dtype`` changes a text.
 
     - ``rows``: requests that decode or read at the same time; each has a draft cache and recurrent states.
     - ``context``: positions of the longest request: prompt, new tokens, and ``gamma + 1`` for drafts.
     - ``pages``: of the target's pool, for all rows together; None is enough for ``rows`` requests of ``context``.
     - ``page_size``: positions a page; None is what this machine reads fastest at ``context``.
     - ``chunk``: prompt tokens of one forward pass; it divides ``page_size``.
-    - ``read_tokens``: prompt tokens that are read between two looks at the rows that decode, at least a chunk.
+    - ``prefill_tokens``: prompt tokens that are read between two looks at the rows that decode, at least a chunk.
     - ``steps``: steps of the loop between two looks at the queue.
-    - ``gamma``, ``window``, ``sink``, ``cache_dtype``: as in ``GenerateOptions``; a request may ask for a lower gamma.
+    - ``gamma``, ``window``, ``sink``, ``cache_dtype``: as in ``GenerateOptions``, gamma a number; a request may ask
+      for a lower one.
     - ``prefix_bytes``: of row states kept with the pages of prompts that were read, so that the next prompt that
       begins alike begins there; 0 keeps none.
     - ``queue``: requests that may wait.
@@ -47,7 +47,7 @@ class EngineOptions:
     pages: int | None = None
     page_size: int | None = None
     chunk: int = 256
-    read_tokens: int = 256
+    prefill_tokens: int = 256
     steps: int = 4
     gamma: int = 3
     window: int = DEFAULT_WINDOW
@@ -57,22 +57,19 @@ class EngineOptions:
     queue: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("rows", "chunk", "read_tokens", "steps", "queue"):
-            require(name, getattr(self, name), 1)
-        require("gamma", self.gamma, 0, MAX_GAMMA)
-        require("context", self.context, self.gamma + 3)
-        require("prefix_bytes", self.prefix_bytes, 0)
-        if self.pages is not None:
-            require("pages", self.pages, 1)
-        if self.page_size is not None:
-            require("page_size", self.page_size, 1)
-        if self.cache_dtype is not None:
-            require_one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
+        for name in ("rows", "chunk", "prefill_tokens", "steps", "queue"):
+            require_integer(name, getattr(self, name), 1)
+        require_integer("gamma", self.gamma, 0, MAX_GAMMA)
+        require_integer("context", self.context, self.gamma + 3)
+        require_integer("prefix_bytes", self.prefix_bytes, 0)
+        for name in ("pages", "page_size"):
+            if getattr(self, name) is not None:
+                require_integer(name, getattr(self, name), 1)
         self.generate_options()
 
     def generate_options(self) -> GenerateOptions:
         """What the drafter is made from. Raises UserError for a window and sink that do not go together."""
-        return GenerateOptions(gamma=self.gamma, window=self.window, sink=self.sink)
+        return GenerateOptions(gamma=self.gamma, window=self.window, sink=self.sink, cache_dtype=self.cache_dtype)
 
 
 def request_options(given: dict[str, Any]) -> GenerateOptions:

@@ -32,7 +32,7 @@ class _Entry:
 class Prefixes:
     """At most ``limit`` bytes of row states, the least recently used given up first; their pages count for nothing.
 
-    The pages themselves are the pool's, which asks for them back (``give_up``) before anyone has to wait.
+    The pages themselves are the pool's, which asks for them back (``evict``) before anyone has to wait.
     """
 
     def __init__(self, pool: PagePool, limit: int):
@@ -69,17 +69,17 @@ class Prefixes:
         self._entries[key] = _Entry(list(pages), kept, size)
         self.bytes += size
         while self.bytes > self._limit:
-            self.give_up()
+            self.evict()
 
     def pages_alone(self) -> int:
         """Pages that nobody but these beginnings holds: giving all of them up would free so many."""
         held = Counter(page for entry in self._entries.values() for page in entry.pages)
-        return sum(self._pool.holders(page) == count for page, count in held.items())
+        return sum(self._pool.references(page) == count for page, count in held.items())
 
-    def give_up(self) -> None:
+    def evict(self) -> None:
         """Forgets the beginning that was not used for the longest time."""
         _, entry = self._entries.popitem(last=False)
-        self._pool.give_back(entry.pages)
+        self._pool.release(entry.pages)
         self.bytes -= entry.size
 
 

@@ -25,7 +25,7 @@ from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import Packed
 
 
-class Kept(NamedTuple):
+class Snapshot(NamedTuple):
     """What a slot holds after the tokens of some pages, beside those pages: enough to go on from there."""
 
     recurrent: Any
@@ -65,9 +65,9 @@ class Slots:
             history=History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32)),
         )
 
-    def clear(self, state: DecodeState, slot: int, length: int, most: int) -> DecodeState:
-        """The slot as it is before ``length`` tokens; those and what they left must come by ``restore``, or be none."""
-        return _clear(state, np.int32(slot), np.int32(length), np.int32(most))
+    def clear(self, state: DecodeState, slot: int, most: int) -> DecodeState:
+        """The slot before any token, of a request that takes at most so many drafts a step."""
+        return _clear(state, np.int32(slot), np.int32(most))
 
     def remember(self, state: DecodeState, slot: int, prompt: list[int], emitted: list[int]) -> DecodeState:
         """What penalties of the slot's request look at."""
@@ -76,11 +76,11 @@ class Slots:
         in_prompt[prompt] = True
         return _remember(state, np.int32(slot), in_prompt, np.bincount(emitted, minlength=vocab).astype(np.int32))
 
-    def keep(self, state: DecodeState, slot: int) -> Kept:
+    def keep(self, state: DecodeState, slot: int) -> Snapshot:
         """A copy of what the slot holds."""
         return _keep(state, np.int32(slot))
 
-    def restore(self, state: DecodeState, slot: int, length: int, kept: Kept, following: int) -> DecodeState:
+    def restore(self, state: DecodeState, slot: int, length: int, kept: Snapshot, following: int) -> DecodeState:
         """The slot after the ``length`` tokens that ``kept`` was copied after, with another token behind them."""
         return _restore(self.packed, self.drafter, state, np.int32(slot), np.int32(length), kept, np.int32(following))
 
@@ -167,13 +167,13 @@ def put_slots(state: DecodeState, slots: Int[Array, " b"], batch: DecodeState) -
 
 
 @partial(jax.jit, donate_argnames="state")
-def _clear(state: DecodeState, slot: Array, length: Array, most: Array) -> DecodeState:
+def _clear(state: DecodeState, slot: Array, most: Array) -> DecodeState:
     draft = state.draft
     return replace(
         state,
         recurrent=jax.tree.map(lambda x: x.at[:, slot].set(0), state.recurrent),
         draft=replace(draft, most=draft.most.at[slot].set(most)),
-        length=state.length.at[slot].set(length),
+        length=state.length.at[slot].set(0),
     )
 
 
@@ -187,8 +187,8 @@ def _remember(state: DecodeState, slot: Array, in_prompt: Array, emitted: Array)
 
 
 @jax.jit
-def _keep(state: DecodeState, slot: Array) -> Kept:
-    return Kept(
+def _keep(state: DecodeState, slot: Array) -> Snapshot:
+    return Snapshot(
         jax.tree.map(lambda x: x[:, slot], state.recurrent),
         jax.tree.map(lambda x: x[slot], state.draft.draft),
         state.committed.hidden[slot, 0],
@@ -202,7 +202,7 @@ def _restore(
     state: DecodeState,
     slot: Array,
     length: Array,
-    kept: Kept,
+    kept: Snapshot,
     following: Array,
 ) -> DecodeState:
     recurrent = jax.tree.map(lambda x, y: x.at[:, slot].set(y), state.recurrent, kept.recurrent)

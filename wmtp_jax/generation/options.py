@@ -80,16 +80,16 @@ class GenerateOptions:
     on_progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
-        _require_integer("max_new_tokens", self.max_new_tokens, 0)
+        require_integer("max_new_tokens", self.max_new_tokens, 0)
         if self.gamma != AUTO or self.drafter is not None:
-            _require_integer("gamma", self.most_drafts, 0, MAX_GAMMA)
+            require_integer("gamma", self.most_drafts, 0, MAX_GAMMA)
         self._check_acceptance()
-        _require_integer("window", self.window, 0, _LARGEST)
-        _require_integer("sink", self.draft_sink, 0, _LARGEST)
+        require_integer("window", self.window, 0, _LARGEST)
+        require_integer("sink", self.draft_sink, 0, _LARGEST)
         for name in ("chunk", "steps_per_read"):
-            _require_integer(name, getattr(self, name), 1, _LARGEST_STEP)
+            require_integer(name, getattr(self, name), 1, _LARGEST_STEP)
         if self.page_size is not None:
-            _require_integer("page_size", self.page_size, 1, _LARGEST_STEP)
+            require_integer("page_size", self.page_size, 1, _LARGEST_STEP)
         if self.draft_sink and not self.window:
             raise UserError(f"sink={self.sink} needs a window: give one, or sink=0 for the native draft")
         if self.cache_dtype is not None and str(self.cache_dtype) not in CACHE_DTYPES:
@@ -143,7 +143,7 @@ class GenerateOptions:
         return [self._sampling(seed) for seed in self.seed]
 
     def _sampling(self, seed: int) -> SamplingParams:
-        _require_integer("seed", seed, 0, 2**32 - 1)
+        require_integer("seed", seed, 0, 2**32 - 1)
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -156,7 +156,8 @@ class GenerateOptions:
         )
 
 
-def _require_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+def require_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises UserError for anything but a whole number in range."""
     # Without naming numpy, which the command line's help does without: its whole numbers index like Python's.
     whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):

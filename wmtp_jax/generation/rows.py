@@ -43,19 +43,23 @@ class Row:
 
     def take(self, tokens: Sequence[int]) -> Event:
         """Appends tokens up to the row's end."""
-        taken, pieces = [], []
+        taken, pieces, finished = [], [], self.finished
         for token in tokens:
-            if self.finished:
+            if finished:
                 break
             taken.append(token)
             pieces.append(self._text_of(token))
-            self.finished = self._reason(token, len(self.tokens) + len(taken))
-        if self.finished:
-            pieces.append(self._rest())
+            finished = self._reason(token, len(self.tokens) + len(taken))
+        if finished and not self.finished:
+            rest, stopped = self._rest()
+            pieces.append(rest)
+            finished = "stop string" if stopped else finished
         text = "".join(pieces)
         self.tokens += taken
         self.text += text
-        return Event(row=self.index, text=text, tokens=taken, finished=self.finished)
+        # Last: who sees from another thread that the row has ended sees all of it.
+        self.finished = finished
+        return Event(row=self.index, text=text, tokens=taken, finished=finished)
 
     def _text_of(self, token: int) -> str:
         if self._detokenizer is None or token in self._silent:
@@ -69,11 +73,9 @@ class Row:
             return "stop"
         return "length" if count >= self._limit else None
 
-    def _rest(self) -> str:
-        """What was held back. A stop string can be completed by the last incomplete character."""
+    def _rest(self) -> tuple[str, bool]:
+        """What was held back, and whether a stop string was found in it: the last incomplete character can make one."""
         if self._detokenizer is None:
-            return ""
+            return "", False
         rest = self._stops.push(self._detokenizer.finish())
-        if self._stops.found:
-            self.finished = "stop string"
-        return rest + self._stops.finish()
+        return rest + self._stops.finish(), self._stops.found
