@@ -6,11 +6,13 @@ import threading
 import pytest
 
 import wmtp_jax as wmtp
+from tests.clp.backbones import with_random_heads
 from tests.engine.requests import CONTEXT, ENGINES, small_model
-from wmtp_jax.engine.core import StepFailed
-from wmtp_jax.engine.engine import Engine, EngineClosed, QueueFull
+from wmtp_jax.engine.core import Core, StepFailed
+from wmtp_jax.engine.engine import Engine, EngineClosed, QueueFull, Running
 from wmtp_jax.engine.options import EngineOptions
 from wmtp_jax.engine.slots import Slots
+from wmtp_jax.model import Model
 
 PROMPTS = [[1 + i, 2, 3, *range(i)] for i in range(12)]
 
@@ -118,3 +120,58 @@ def test_a_bad_request_is_refused_at_once_and_counts_for_nothing():
             with pytest.raises(wmtp.UserError, match="temperature=-1"):
                 engine.submit([1], max_new_tokens=2, temperature=-1)
         assert len(list(engine.submit([1], max_new_tokens=1))) == 1
+
+
+def test_an_exception_that_leaves_the_block_ends_requests():
+    running = []
+
+    def leave() -> None:
+        with make_engine(rows=1) as engine:
+            running.extend(engine.submit(prompt, max_new_tokens=40, ignore_eos=True) for prompt in PROMPTS[:3])
+            raise KeyError("on the way")
+
+    with pytest.raises(KeyError, match="on the way"):
+        leave()
+    for request in running[1:]:
+        with pytest.raises(EngineClosed, match="the engine was closed"):
+            list(request)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_leaves_nobody_waiting(monkeypatch):
+    def broken(core) -> bool:
+        raise MemoryError("nothing left")
+
+    monkeypatch.setattr(Core, "turn", broken)
+    engine = make_engine()
+    running = engine.submit([1], max_new_tokens=2)
+    with pytest.raises(EngineClosed, match="the engine's thread ended: MemoryError: nothing left"):
+        list(running)
+    with pytest.raises(EngineClosed, match="the engine is closed"):
+        engine.submit([1], max_new_tokens=2)
+    engine.close()
+
+
+def test_a_listener_whose_event_loop_is_gone_costs_nobody_else(expected):
+    with make_engine(steps=1, gamma=0) as engine:
+        running = engine.submit(PROMPTS[0], max_new_tokens=40, ignore_eos=True)
+        asyncio.run(_some(running))
+        other = engine.submit(PROMPTS[1], max_new_tokens=14, ignore_eos=True)
+        assert [token for event in other for token in event.tokens] == expected[1]
+
+
+async def _some(running: Running) -> None:
+    """Waits for one event too many, and leaves the loop with it outstanding."""
+    await anext(running)
+    waiting = asyncio.ensure_future(anext(running))
+    await asyncio.sleep(0)
+    waiting.cancel()
+
+
+def test_heads_without_a_cache_draft_here_too():
+    model = with_random_heads("hybrid", "parallel", 2, 1)
+    own = Model(decoder=model, config=model.config)
+    plain = wmtp.generate(own, PROMPTS[:4], gamma=0, max_new_tokens=14).tokens
+    with Engine(own, EngineOptions(rows=2, context=CONTEXT, gamma=2, window=0), warm_up=False) as engine:
+        running = [engine.submit(prompt, max_new_tokens=14) for prompt in PROMPTS[:4]]
+        assert [[token for event in request for token in event.tokens] for request in running] == plain

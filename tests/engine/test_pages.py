@@ -126,7 +126,7 @@ def test_nothing_leaks_over_ten_thousand_requests(kind):
         if rng.random() < 0.05:
             cancelled += core.cancel(live[rng.integers(max(0, len(live) - 30), len(live))])
         holders = [task.pages for task in core.running] + [own.pages for own in core.prefixes._entries.values()]
-        assert sum(map(len, holders)) == sum(map(core.pool.holders, range(core.pool.pages)))
+        assert sum(map(len, holders)) == sum(map(core.pool.references, range(core.pool.pages)))
     assert core.meter.preempted > 100
     assert core.meter.reused_tokens > 1000
     assert core.meter.finished + cancelled == total

@@ -202,6 +202,7 @@ class Core:
         if task.sampling.penalizes:
             self._state = self._slots.remember(self._state, task.slot, task.prompt, task.emitted[:-1])
         self.running.append(task)
+        self.meter.most_running = max(self.meter.most_running, len(self.running))
         self._entering = None
         return True
 

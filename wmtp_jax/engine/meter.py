@@ -42,7 +42,6 @@ class EngineMeter:
     def observe(self, waiting: int, running: int, pool: PagePool) -> None:
         """Takes in how things stand."""
         self.waiting, self.running, self.pages, self.free_pages = waiting, running, pool.pages, pool.free
-        self.most_running = max(self.most_running, running)
 
     @property
     def acceptance_length(self) -> float:
