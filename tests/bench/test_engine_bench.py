@@ -34,6 +34,7 @@ def test_it_prints_tables(capsys):
         (["--clients", "0"], "--clients 0: must be 1 or more"),
         (["--clients", "9", "--requests", "4"], "--requests 4: must be 9 or more"),
         (["--long", "much"], "much"),
+        (["--long", "32K"], "--long 32768: this model takes prompts of up to 32701 tokens here"),
     ],
 )
 def test_bad_options_get_one_line(options, message, capsys):

@@ -55,6 +55,14 @@ class _Round:
     tokens: int = 0
 
 
+def require_positions(model: Model, options: EngineBenchOptions) -> None:
+    """Raises UserError, before anything is measured, for prompts that are too long for the model."""
+    limit = model.config.max_positions - options.new_tokens - options.gamma
+    for name in ("prompt", "long"):
+        if getattr(options, name) > limit:
+            raise UserError(f"--{name} {getattr(options, name)}: this model takes prompts of up to {limit} tokens here")
+
+
 def measure_throughput(model: Model, text: Path | None, options: EngineBenchOptions, note: Note) -> list[Throughput]:
     """All numbers of clients in every round. Prompts differ, and no beginning is kept: nothing is read for free."""
     prompts = _prompts(model, text, options.prompt, options.requests)

@@ -206,7 +206,7 @@ class EngineBenchOptions:
     requests: int = 32
     prompt: int = 64
     new_tokens: int = 64
-    long: int = 2**15
+    long: int = 31 * 2**10
     gamma: int = 3
     window: int = 512
     sink: int = 4

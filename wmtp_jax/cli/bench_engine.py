@@ -24,7 +24,7 @@ def engine_command(
     requests: Annotated[int, typer.Option(help="Of each number of clients, a round.")] = _Default.requests,
     prompt: Annotated[int, typer.Option(help="Tokens of their prompts.")] = _Default.prompt,
     new_tokens: Annotated[int, typer.Option(help="After each prompt.")] = _Default.new_tokens,
-    long: Annotated[str, typer.Option(help="Tokens of the prompt beside which a short one starts; 0 is none.")] = "32K",
+    long: Annotated[str, typer.Option(help="Tokens of the prompt beside which a short one starts; 0 is none.")] = "31K",
     gamma: Annotated[int, typer.Option(help="Drafted tokens a step.")] = _Default.gamma,
     window: Annotated[int, typer.Option(help="Tokens the draft head sees; 0 is all.")] = _Default.window,
     sink: Annotated[int, typer.Option(help="First tokens it sees besides a window.")] = _Default.sink,
@@ -50,11 +50,12 @@ def engine_command(
     from wmtp_jax.model import load
 
     loaded = load(model)
+    engine.require_positions(loaded, given)
     throughput = engine.measure_throughput(loaded, text, given, note)
+    if not json:
+        tables.show(engine_table.throughput_table(throughput, given))
     first = engine.measure_first_token(loaded, text, given, note) if given.long else None
     if json:
         print_json(dict(model=model, options=given, throughput=throughput, first_token=first))
-    else:
-        tables.show(engine_table.throughput_table(throughput, given))
-        if first is not None:
-            tables.show(engine_table.first_token_table(first))
+    elif first is not None:
+        tables.show(engine_table.first_token_table(first))

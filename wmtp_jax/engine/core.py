@@ -236,6 +236,8 @@ class Core:
             task = min(readers, key=lambda t: (len(t.to_read) - t.read, t.arrival) if first else (t.arrival, 0))
             budget -= self._slots.chunk
             self._prefill_chunk(task)
+            # Dispatched chunks cannot be overtaken: a request that comes now must not find a row of them before it.
+            jax.block_until_ready(self._state.length)
 
     def _prefill_chunk(self, task: Task) -> None:
         assert task.slot is not None
