@@ -84,7 +84,7 @@ def test_a_step_without_drafts_goes_on_from_what_was_accepted(data, weights):
     for _ in range(data.draw(st.integers(0, 5))):
         state, emitted = decode(packed, shape.windowed, state, batch.sampling, batch.stops, 1)
         append(texts, emitted)
-    state, choices, counts = _plain_step(model, state, batch.sampling, batch.stops)
+    state, choices, counts, _ = _plain_step(model, state, batch.sampling, batch.stops)
     assert choices.shape == (shape.rows, 1)
     for text, token, count in zip(texts, choices[:, 0], counts, strict=True):
         text += [int(token)] * int(count)

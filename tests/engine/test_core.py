@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import wmtp_jax as wmtp
 from tests.engine.requests import (
+    CONSTRAINTS,
     CONTEXT,
     ENGINES,
     Asked,
@@ -187,7 +188,9 @@ def _to_the_end(core: Core) -> None:
         ([1], dict(temperature=-1.0), "temperature=-1.0: must be 0 or more"),
         ([[1], [2]], {}, "a request has one prompt, not 2"),
         ([99], {}, "token id 99 at position 0 is not in 0 to 42"),
-        ([1], dict(stop="x"), "stop strings need text"),
+        ([1], dict(logprobs=21), "logprobs=21: must be a whole number, from 0 to 20"),
+        ([1], dict(logprobs=True), "logprobs=True: must be a whole number"),
+        ([1], dict(max_new_tokens=9, constraint=CONSTRAINTS[0]), "constraint: this engine was set up without"),
     ],
 )  # fmt: skip
 def test_bad_requests_get_one_line(prompt, options, message):

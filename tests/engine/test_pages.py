@@ -64,7 +64,7 @@ class NoDevice:
 
     def __init__(self, core: Any, seed: int):
         self._core, self._rng = core, np.random.default_rng(seed)
-        self.chunk, self.drafter = core._slots.chunk, core.drafter
+        self.chunks, self.drafter, self.chunk_for = core._slots.chunks, core.drafter, core._slots.chunk_for
 
     def clear(self, state, slot, most):
         return state
@@ -82,9 +82,9 @@ class NoDevice:
         assert begin < len(tokens)
         return state
 
-    def begin(self, state, slot, remaining, sampling, stops, known):
+    def begin(self, state, slot, remaining, sampling, stops, known, allowed):
         assert remaining > 0
-        return state, int(self._rng.integers(0, 20)) if known is None else known
+        return state, int(self._rng.integers(0, 20)) if known is None else known, None
 
     def run(self, state, slots, tables, sampling, stops, steps):
         own = [slot for slot in slots if slot < self._core.options.rows]
@@ -104,7 +104,7 @@ class NoDevice:
             assert table[: len(task.pages)].tolist() == task.pages
             written += set(task.pages[task.length // page :])
         assert len(set(written)) == len(written)
-        return state, Emitted(tokens, counts, np.zeros(run, int), np.int32(steps))
+        return state, Emitted(tokens, counts, np.zeros(run, int), np.int32(steps), np.zeros_like(tokens, bool))
 
 
 @pytest.mark.parametrize("kind", ["tight", "plain"])

@@ -117,7 +117,7 @@ def test_the_drafter_drafts_as_the_torch_head_at_every_step(heads, tokens, view)
 def _observed_step(decoder, state, drafter, sampling, stops):
     """One step of the loop: drafts, the logits behind them, the new state and the target's choices."""
     drafts, logits, _ = draft_run(decoder, state, drafter.gamma, sampling)
-    state, choices, _ = step(decoder, drafter, state, sampling, stops)
+    state, choices, *_ = step(decoder, drafter, state, sampling, stops)
     return drafts, logits, state, choices
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from wmtp_jax.clp.drafter import HeadsDrafter, newest_hidden
 from wmtp_jax.decode.drafter import MTPDrafter, Proposing, draft_decode, draft_extend
-from wmtp_jax.decode.loop import commit, verify
+from wmtp_jax.decode.loop import Stepped, commit, verify
 from wmtp_jax.decode.sampling import Sampling
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
@@ -90,9 +90,7 @@ class Adaptive:
     def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> Paced:
         return replace(draft, draft=self.drafter.prefill(model, draft.draft, hidden, next_tokens, start, prompt_length))
 
-    def step(
-        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-    ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
+    def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
         """One step with 0 to ``gamma`` drafts; each number is a branch with a shape of its own."""
         pace, inner = state.draft.pace, replace(state, draft=state.draft.draft)
         if isinstance(self.drafter, MTPDrafter):
@@ -102,8 +100,8 @@ class Adaptive:
         count = choose_count(state, pace, expected)
         branches = [partial(_branch, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)]
         new, choices, emitted = jax.lax.switch(count, branches, inner)
-        live = ~state.done
-        return replace(new, draft=Paced(new.draft, updated(pace, count, emitted, live, expected))), choices, emitted
+        pace = updated(pace, count, emitted, ~state.done, expected)
+        return Stepped(replace(new, draft=Paced(new.draft, pace)), choices, emitted)
 
 
 def foreseen(model: Decoder, state: DecodeState, gamma: int) -> Float[Array, "B gamma"]:

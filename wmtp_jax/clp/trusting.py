@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from wmtp_jax.clp.drafter import drafted, newest_hidden
 from wmtp_jax.clp.rules import Rule, span
 from wmtp_jax.decode.drafter import MTPDrafter, Proposing, draft_extend
-from wmtp_jax.decode.loop import cut
+from wmtp_jax.decode.loop import Stepped, cut
 from wmtp_jax.decode.sampling import Sampling, choose
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
@@ -58,10 +58,8 @@ class Trusting:
         """How many of the heads' tokens to take, by the rule."""
         return span(self.rule, self.tau, model.heads, newest_hidden(state), logits)
 
-    def step(
-        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-    ) -> tuple[DecodeState, Int[Array, "B k+1"], Int[Array, " B"]]:
-        """One step for every row that is not done: the state, the tokens written, and how many of them are emitted."""
+    def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
+        """One step for every row that is not done."""
         state = replace(state, draft=replace(state.draft, draft=self._stored(model, state)))
         read = _read(model, state)
         first = _first(model, read, sampling)
@@ -84,7 +82,7 @@ class Trusting:
             done=state.done | stopped | (remaining <= 0),
             history=None if state.history is None else state.history.add(written, emitted),
         )
-        return new, written, count
+        return Stepped(new, written, count)
 
     def _stored(self, model: Decoder, state: DecodeState) -> Any:
         """An MTP head's entries of the last committed run, before another takes its place.

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from wmtp_jax.cache.paged import PagedCache
 from wmtp_jax.decode.drafter import Drafter, Proposing
-from wmtp_jax.decode.sampling import Sampling, choose_run
+from wmtp_jax.decode.sampling import MOST_LIKELY, Likely, Sampling, choose_run, likely
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.layers import rounds_one_vector_otherwise
@@ -22,13 +22,16 @@ class Emitted(NamedTuple):
     """What a few steps emitted: the first ``count`` tokens a row.
 
     ``accepted[n]`` counts a row's steps that emitted n + 1 tokens: n drafts and the target's own next token, unless the
-    row's end cut the step short.
+    row's end cut the step short. ``drafted`` are the tokens that were an accepted draft: all of a step's but its last.
+    ``likely`` comes with ``Sampling.logprobs``.
     """
 
     tokens: Int[Array, "B R"]
     count: Int[Array, " B"]
     accepted: Int[Array, " N"]
     steps: Int[Array, ""]
+    drafted: Bool[Array, "B R"]
+    likely: Likely | None = None
 
 
 class Verified(NamedTuple):
@@ -38,34 +41,48 @@ class Verified(NamedTuple):
     hidden: Float[Array, "B N M"]
     runs: tuple[RecurrentRun, ...]
     cache: PagedCache
+    likely: Likely | None = None
+
+
+class Stepped(NamedTuple):
+    """What one step of every row comes to: ``tokens`` [B, N], of which a row emits the first ``count``."""
+
+    state: DecodeState
+    tokens: Int[Array, "B N"]
+    count: Int[Array, " B"]
+    likely: Likely | None = None
 
 
 @runtime_checkable
 class Stepping(Drafter, Protocol):
     """A drafter with a step of its own, in place of drafting a fixed number of tokens and verifying them all."""
 
-    def step(
-        self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-    ) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
-        """One step for every row that is not done: the state, tokens, and how many of them a row emits."""
+    def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
+        """One step for every row that is not done."""
         ...
 
 
 def step(
     model: Decoder, drafter: Proposing, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]
-) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
-    """One step for every row that is not done.
-
-    Returns the state, the target's choices [B, N], and how many of them are emitted.
-    """
+) -> Stepped:
+    """One step for every row that is not done; its tokens are the target's choices."""
     drafts, draft = drafter.propose(model, state, sampling)
     verified = verify(model, state, drafts, sampling)
     state, count = commit(state, drafts, draft, verified, stops)
-    return state, verified.choices, count
+    return Stepped(state, verified.choices, count, verified.likely)
 
 
-def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sampling: Sampling) -> Verified:
-    """One target forward over the pending token and the drafts; recurrent layers are left uncommitted."""
+def verify(
+    model: Decoder,
+    state: DecodeState,
+    drafts: Int[Array, "B gamma"],
+    sampling: Sampling,
+    allowed: UInt32[Array, "B gamma+1 W"] | None = None,
+) -> Verified:
+    """One target forward over the pending token and the drafts; recurrent layers are left uncommitted.
+
+    ``allowed`` are the tokens that may follow each of them, as ``choose`` takes them.
+    """
     wanted = drafts.shape[1] + 1
     run = jnp.concatenate([state.pending[:, None], drafts], axis=1)
     if run.size == 1 and rounds_one_vector_otherwise(model.embedding.dtype):
@@ -79,8 +96,9 @@ def verify(model: Decoder, state: DecodeState, drafts: Int[Array, "B gamma"], sa
 
     hidden, runs, cache = model.hidden_states(run, positions, None, state.recurrent, state.cache, attend)
     hidden = hidden[:, :wanted]
-    choices = choose_run(sampling, model.logits(hidden), positions[:, :wanted] + 1, drafts, state.history)
-    return Verified(choices, hidden, runs, cache)
+    logits = model.logits(hidden)
+    choices = choose_run(sampling, logits, positions[:, :wanted] + 1, drafts, state.history, allowed)
+    return Verified(choices, hidden, runs, cache, likely(logits, choices) if sampling.logprobs else None)
 
 
 def commit(
@@ -150,20 +168,44 @@ def decode(
     def body(carry):
         state, out = carry
         if isinstance(drafter, Stepping):
-            state, choices, count = drafter.step(target, state, sampling, stops)
+            stepped = drafter.step(target, state, sampling, stops)
         else:
-            state, choices, count = step(target, drafter, state, sampling, stops)
-        offsets = jnp.arange(run)
-        # A slot past the buffer is dropped: choices that are not emitted go nowhere.
-        slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])
-        tokens = out.tokens.at[jnp.arange(rows)[:, None], slot].set(choices, mode="drop")
-        histogram = out.accepted + jnp.sum(count[:, None] - 1 == offsets, axis=0)
-        return state, Emitted(tokens, out.count + count, histogram, out.steps + 1)
+            stepped = step(target, drafter, state, sampling, stops)
+        return stepped.state, emit(out, stepped)
 
-    empty = Emitted(
-        jnp.zeros((rows, steps * run), jnp.int32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros(run, jnp.int32),
-        jnp.zeros((), jnp.int32),
+    return jax.lax.while_loop(running, body, (state, nothing(target, sampling, rows, run, steps)))
+
+
+def nothing(model: Decoder, sampling: Sampling, rows: int, run: int, steps: int) -> Emitted:
+    """Room for what so many steps of ``run`` tokens can emit."""
+    room = (rows, steps * run)
+    most = min(MOST_LIKELY, model.config.vocab_size)
+    empty = Likely(jnp.zeros(room), jnp.zeros((*room, most), jnp.int32), jnp.zeros((*room, most)))
+    return Emitted(
+        tokens=jnp.zeros(room, jnp.int32),
+        count=jnp.zeros(rows, jnp.int32),
+        accepted=jnp.zeros(run, jnp.int32),
+        steps=jnp.zeros((), jnp.int32),
+        drafted=jnp.zeros(room, bool),
+        likely=empty if sampling.logprobs else None,
     )
-    return jax.lax.while_loop(running, body, (state, empty))
+
+
+def emit(out: Emitted, stepped: Stepped) -> Emitted:
+    """With one more step's tokens behind those of each row."""
+    tokens, count = stepped.tokens, stepped.count
+    rows, offsets = jnp.arange(len(count))[:, None], jnp.arange(tokens.shape[1])
+    # A slot past the buffer is dropped: choices that are not emitted go nowhere.
+    slot = jnp.where(offsets < count[:, None], out.count[:, None] + offsets, out.tokens.shape[1])
+
+    def put(old: Array, new: Array) -> Array:
+        return old.at[rows, slot].set(new, mode="drop")
+
+    return Emitted(
+        tokens=put(out.tokens, tokens),
+        count=out.count + count,
+        accepted=out.accepted + jnp.sum(count[:, None] - 1 == offsets, axis=0),
+        steps=out.steps + 1,
+        drafted=put(out.drafted, jnp.broadcast_to(offsets < count[:, None] - 1, tokens.shape)),
+        likely=None if out.likely is None else jax.tree.map(put, out.likely, stepped.likely),
+    )

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from wmtp_jax.cache.paged import allocate, default_page_size
 from wmtp_jax.decode.drafter import Drafter
-from wmtp_jax.decode.sampling import Sampling, choose, start_history
+from wmtp_jax.decode.sampling import Likely, Sampling, choose, likely, start_history
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
 
@@ -87,7 +87,7 @@ def prefill(
         if progress:
             jax.block_until_ready(state.length)
             progress(min(begin + chunk, total), total)
-    return first_token(model, state, sampling, stops)
+    return first_token(model, state, sampling, stops)[0]
 
 
 @partial(jax.jit, static_argnames="drafter", donate_argnames="state")
@@ -128,10 +128,14 @@ def first_token(
     sampling: Sampling,
     stops: Int[Array, "B E"],
     known: Int[Array, " B"] | None = None,
-) -> DecodeState:
-    """Emits the token after the prompt: the target's choice, or ``known`` where that is not negative."""
+    allowed: UInt32[Array, "B W"] | None = None,
+) -> tuple[DecodeState, Likely | None]:
+    """Emits the token after the prompt: the target's choice, or ``known`` where that is not negative.
+
+    Its log-probabilities come with ``Sampling.logprobs``.
+    """
     logits = model.logits(state.committed.hidden[:, :1])[:, 0]
-    token = choose(sampling, logits, state.length, state.history)
+    token = choose(sampling, logits, state.length, state.history, allowed)
     if known is not None:
         token = jnp.where(known >= 0, known, token)
     history = state.history
@@ -140,4 +144,5 @@ def first_token(
     committed = Committed(state.committed.hidden, state.committed.tokens.at[:, 0].set(token), state.committed.count)
     remaining = state.remaining - 1
     done = state.done | (remaining <= 0) | jnp.any(token[:, None] == stops, axis=1)
-    return replace(state, pending=token, committed=committed, remaining=remaining, done=done, history=history)
+    new = replace(state, pending=token, committed=committed, remaining=remaining, done=done, history=history)
+    return new, likely(logits[:, None], token[:, None]) if sampling.logprobs else None

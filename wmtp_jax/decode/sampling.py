@@ -7,6 +7,7 @@ whether, it was drafted; and a drafter that adds the same noise to its own logit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from wmtp_jax.decode.sampling_params import SamplingParams
+
+# As many as the OpenAI API can ask for.
+MOST_LIKELY = 20
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +36,7 @@ class Sampling:
     stochastic: bool = field(metadata={"static": True})
     filtered: bool = field(metadata={"static": True})
     penalized: bool = field(metadata={"static": True})
+    logprobs: bool = field(metadata={"static": True}, default=False)
 
 
 def batch_sampling(rows: Sequence[SamplingParams]) -> Sampling:
@@ -78,11 +83,20 @@ def start_history(prompts: Sequence[Sequence[int]], vocab_size: int) -> History:
 
 
 def choose(
-    sampling: Sampling, logits: Float[Array, "B V"], positions: Int[Array, " B"], history: History | None
+    sampling: Sampling,
+    logits: Float[Array, "B V"],
+    positions: Int[Array, " B"],
+    history: History | None,
+    allowed: UInt32[Array, "B W"] | None = None,
 ) -> Int[Array, " B"]:
-    """The token emitted at each row's position."""
+    """The token emitted at each row's position. ``allowed`` has a bit for each that may be, lowest first; None is all.
+
+    ``W`` is at least ``V / 32``.
+    """
     if history is not None:
         logits = _penalize(sampling, logits, history)
+    if allowed is not None:
+        logits = jnp.where(_bits(allowed, logits.shape[-1]), logits, -jnp.inf)
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if not sampling.stochastic:
         return greedy
@@ -101,14 +115,39 @@ def choose_run(
     positions: Int[Array, "B N"],
     drafts: Int[Array, "B N-1"],
     history: History | None,
+    allowed: UInt32[Array, "B N W"] | None = None,
 ) -> Int[Array, "B N"]:
     """The target's choice after each token of a verified run; choice j's penalties see the j drafts before it."""
     choices = []
     for j in range(logits.shape[1]):
         if j and history is not None:
             history = history.add(drafts[:, j - 1 : j], jnp.ones_like(drafts[:, :1], bool))
-        choices.append(choose(sampling, logits[:, j], positions[:, j], history))
+        bits = None if allowed is None else allowed[:, j]
+        choices.append(choose(sampling, logits[:, j], positions[:, j], history, bits))
     return jnp.stack(choices, axis=1)
+
+
+class Likely(NamedTuple):
+    """The target's own log-probabilities (natural, before penalties, temperature and filters).
+
+    Those of the chosen tokens, and the K most probable tokens with theirs, best first.
+    """
+
+    chosen: Float[Array, "B N"]
+    ids: Int[Array, "B N K"]
+    values: Float[Array, "B N K"]
+
+
+def likely(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Likely:
+    """Of at most ``MOST_LIKELY`` tokens."""
+    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    values, ids = jax.lax.top_k(logprobs, min(MOST_LIKELY, logits.shape[-1]))
+    return Likely(jnp.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0], ids, values)
+
+
+def _bits(words: UInt32[Array, "B W"], count: int) -> Bool[Array, "B V"]:
+    spread = (words[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return spread.reshape(words.shape[0], -1)[:, :count].astype(bool)
 
 
 def _penalize(sampling: Sampling, logits: Float[Array, "B V"], history: History) -> Float[Array, "B V"]:

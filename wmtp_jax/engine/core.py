@@ -9,26 +9,27 @@ every request comes to its end.
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
 import numpy as np
 
 from wmtp_jax.decode.drafter import Proposing
-from wmtp_jax.decode.sampling import Sampling, batch_sampling
-from wmtp_jax.decode.sampling_params import SamplingParams
+from wmtp_jax.decode.sampling import MOST_LIKELY
+from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.engine.inputs import Inputs, gained
 from wmtp_jax.engine.layout import layout
 from wmtp_jax.engine.meter import EngineMeter
 from wmtp_jax.engine.options import EngineOptions, request_options
 from wmtp_jax.engine.pages import PagePool
 from wmtp_jax.engine.prefixes import Prefixes, page_keys
-from wmtp_jax.engine.task import Listener, Task
+from wmtp_jax.engine.task import Gained, Listener, Task
 from wmtp_jax.errors import UserError
+from wmtp_jax.generation.options import GenerateOptions, require_integer
 from wmtp_jax.generation.prompts import Prompt, encode_prompts
 from wmtp_jax.generation.rows import Row
 from wmtp_jax.model import Model
+from wmtp_jax.text.constraints import Constraint, GrammarFailed, Grammars, Matcher
 
-_GREEDY = SamplingParams()
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,8 @@ class Core:
         self._slots, self.page_size = self._layout.slots, self._layout.page_size
         self.drafter = self._slots.drafter
         self.meter = EngineMeter(self.drafter.gamma)
-        self._stops = np.array(model.eos_ids or [-1], np.int32)
+        self._inputs = Inputs(model.eos_ids, model.config.vocab_size)
+        self._grammars = _grammars(model) if options.constraints else None
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []
         # On its way from one to the other.
@@ -68,9 +70,20 @@ class Core:
         """Of caches and states; the weights are the model's."""
         return sum(x.nbytes for x in jax.tree.leaves(self._state))
 
-    def make_task(self, prompt: Prompt, listener: Listener, *, gamma: int | None = None, **given: object) -> Task:
+    def make_task(
+        self,
+        prompt: Prompt,
+        listener: Listener,
+        *,
+        gamma: int | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
+        **given: object,
+    ) -> Task:
         """A request, checked. Raises UserError for a bad prompt, a bad option, and what can never fit."""
         options = request_options(given)
+        if logprobs is not None:
+            require_integer("logprobs", logprobs, 0, min(MOST_LIKELY, self.model.config.vocab_size))
         most = self.drafter.gamma if gamma is None else gamma
         if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= self.drafter.gamma:
             raise UserError(f"gamma={gamma}: must be a whole number from 0 to this engine's {self.drafter.gamma}")
@@ -89,7 +102,15 @@ class Core:
             )
         (sampling,) = options.row_sampling(1)
         row = Row(0, ids[0], self.model, options)
-        return Task(ids[0], options, sampling, most, need, row, listener)
+        matcher = None if constraint is None else self._matcher(constraint, options)
+        return Task(ids[0], options, sampling, most, need, row, listener, logprobs, matcher)
+
+    def _matcher(self, constraint: Constraint, options: GenerateOptions) -> Matcher:
+        if self._grammars is None:
+            raise UserError("constraint: this engine was set up without; give it EngineOptions(constraints=True)")
+        if options.ignore_eos:
+            raise UserError("ignore_eos: a constrained text ends where its constraint does; leave it out")
+        return self._grammars.matcher(constraint)
 
     def add(self, task: Task) -> None:
         """Puts a request at the end of the queue."""
@@ -97,7 +118,7 @@ class Core:
         task.arrival = self._arrivals
         if not task.options.max_new_tokens:
             task.row.finished = "length"
-            task.take([])
+            task.take(Gained([], []))
             return
         self._wait(task)
         self.waiting.append(task)
@@ -151,27 +172,42 @@ class Core:
     def warm_up(self) -> None:
         """Compiles every program that a request can need. No request may be running."""
         assert not self.running, "only an idle engine can warm up"
-        sampled = SamplingParams(temperature=1.0)
         table = np.zeros(self._layout.row_pages, np.int32)
-        state = self._slots.clear(self._state, 0, 0)
-        state = self._slots.remember(state, 0, [0], [])
-        # A chunk without a token writes nothing.
-        state = self._slots.read(state, 0, table, [0] * (self._slots.chunk + 1), self._slots.chunk + 1)
-        state = self._slots.restore(state, 0, 1, self._slots.keep(state, 0), 0)
+        slots, state = self._slots, self._slots.clear(self._state, 0, 0)
+        state = slots.remember(state, 0, [0], [])
+        for chunk in slots.chunks:
+            state = slots.read(state, 0, table, [0] * chunk, 0)
+        state = slots.restore(state, 0, 1, slots.keep(state, 0), 0)
+        for plain in (True, False):
+            state, *_ = slots.begin(
+                state,
+                0,
+                1,
+                self._inputs.sampled([], 1, plain=plain),
+                self._inputs.stops([], 1),
+                None,
+                self._inputs.first_allowed(plain=plain),
+            )
         bucket = 1
         while True:
-            for params in (_GREEDY, sampled):
-                sampling, stops = self._sampled([params], bucket), np.full((bucket, len(self._stops)), -1, np.int32)
-                if bucket == 1:
-                    state, _ = self._slots.begin(state, 0, 1, sampling, stops, None)
-                nobody = [self.options.rows] * bucket
-                state, _ = self._slots.run(
-                    state, nobody, np.stack([table] * bucket), sampling, stops, self.options.steps
-                )
+            state = self._warm_up_bucket(state, bucket, np.stack([table] * bucket))
             if bucket >= self.options.rows:
                 break
             bucket = min(2 * bucket, self.options.rows)
-        self._state = state
+        # The pages were written to, by nobody.
+        self._state = slots.clear(state, 0, 0)
+
+    def _warm_up_bucket(self, state: DecodeState, bucket: int, tables: np.ndarray) -> DecodeState:
+        nobody, stops = [self.options.rows] * bucket, self._inputs.stops([], bucket)
+        for plain in (True, False):
+            sampling = self._inputs.sampled([], bucket, plain=plain)
+            state, _ = self._slots.run(state, nobody, tables, sampling, stops, self.options.steps)
+        if self._grammars is not None:
+            sampling = self._inputs.sampled([], bucket, plain=False)
+            state, drafts = self._slots.propose(state, nobody, tables, sampling)
+            allowed = self._inputs.allowed(bucket, drafts.shape[1] + 1)
+            state, _ = self._slots.verify(state, nobody, tables, drafts, allowed, sampling, stops)
+        return state
 
     def _admit(self) -> None:
         while self.waiting and self._free_slots:
@@ -199,6 +235,7 @@ class Core:
             following = task.to_read[task.read]
             self._state = self._slots.restore(self._state, task.slot, task.read, found.kept, following)
             self.meter.reused_tokens += task.read
+            task.reused = max(task.reused, min(task.read, len(task.prompt)))
         if task.sampling.penalizes:
             self._state = self._slots.remember(self._state, task.slot, task.prompt, task.emitted[:-1])
         self.running.append(task)
@@ -234,15 +271,17 @@ class Core:
                 return
             first = self._turns % 2 == 0 or len(readers) == 1
             task = min(readers, key=lambda t: (len(t.to_read) - t.read, t.arrival) if first else (t.arrival, 0))
-            budget -= self._slots.chunk
-            self._prefill_chunk(task)
+            budget -= self._prefill_chunk(task)
             # Dispatched chunks cannot be overtaken: a request that comes now must not find a row of them before it.
             jax.block_until_ready(self._state.length)
 
-    def _prefill_chunk(self, task: Task) -> None:
+    def _prefill_chunk(self, task: Task) -> int:
+        """Reads one chunk, and returns the tokens that its program has room for."""
         assert task.slot is not None
         self._state = self._slots.read(self._state, task.slot, self._table(task), task.to_read, task.read)
-        taken = min(self._slots.chunk, len(task.to_read) - task.read)
+        left = len(task.to_read) - task.read
+        chunk = self._slots.chunk_for(left)
+        taken = min(chunk, left)
         task.read += taken
         pages = task.read // self.page_size
         if task.read % self.page_size == 0 and pages <= len(task.keys):
@@ -251,23 +290,39 @@ class Core:
         if task.read == len(task.to_read):
             self._begin(task)
         self.meter.prefill_tokens += taken
+        return chunk
 
     def _begin(self, task: Task) -> None:
         """The first token after what was read. One that is known already is not emitted again."""
         assert task.slot is not None
         known = task.known
         remaining = task.options.max_new_tokens - max(len(task.emitted) - 1, 0)
-        sampling, stops = self._sampling([task], 1), self._stop_ids([task], 1)
-        self._state, token = self._slots.begin(self._state, task.slot, remaining, sampling, stops, known)
+        sampling, stops = self._inputs.sampling([task], 1), self._inputs.stops([task], 1)
+        allowed = self._inputs.first_allowed(plain=task.plain)
+        if known is None and task.matcher is not None:
+            allowed = task.matcher.allowed()[0]
+        self._state, token, likely = self._slots.begin(
+            self._state, task.slot, remaining, sampling, stops, known, allowed
+        )
         task.reading = False
         if known is None:
-            self._hand_over(task, [token])
+            own = None if likely is None else jax.tree.map(lambda x: x[0], likely)
+            self._hand_over(task, Gained([token], [False], own))
 
-    def _hand_over(self, task: Task, tokens: Sequence[int]) -> None:
-        task.take(tokens)
+    def _hand_over(self, task: Task, gained: Gained) -> None:
+        try:
+            task.take(gained)
+        except GrammarFailed as error:
+            self._fail(task, error)
+            return
         if task.row.finished:
             self.meter.finished += 1
             self._leave(task)
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        """Ends one request and nothing else."""
+        self._leave(task)
+        task.listener(None, error)
 
     def _decode(self) -> None:
         """Some steps for every row that decodes and has, or gets, pages for them."""
@@ -282,11 +337,29 @@ class Core:
         slots = [task.slot for task in tasks if task.slot is not None]
         slots += [self.options.rows] * (bucket - len(slots))
         tables = np.stack([self._table(task) for task in tasks] + [self._table(tasks[0])] * (bucket - len(tasks)))
-        sampling, stops = self._sampling(tasks, bucket), self._stop_ids(tasks, bucket)
-        self._state, emitted = self._slots.run(self._state, slots, tables, sampling, stops, self.options.steps)
+        sampling, stops = self._inputs.sampling(tasks, bucket), self._inputs.stops(tasks, bucket)
+        if any(task.matcher is not None for task in tasks):
+            self._state, drafts = self._slots.propose(self._state, slots, tables, sampling)
+            allowed = self._allowed(tasks, drafts)
+            self._state, emitted = self._slots.verify(self._state, slots, tables, drafts, allowed, sampling, stops)
+        else:
+            self._state, emitted = self._slots.run(self._state, slots, tables, sampling, stops, self.options.steps)
         self.meter.add(emitted)
-        for task, tokens, count in zip(tasks, emitted.tokens.tolist(), emitted.count.tolist(), strict=False):
-            self._hand_over(task, tokens[:count])
+        for row, (task, count) in enumerate(zip(tasks, emitted.count.tolist(), strict=False)):
+            # One whose constraint failed has left.
+            if task.slot is not None:
+                self._hand_over(task, gained(emitted, row, count))
+
+    def _allowed(self, tasks: Sequence[Task], drafts: np.ndarray) -> np.ndarray:
+        """What each row may write after its pending token and after each draft."""
+        allowed = self._inputs.allowed(len(drafts), drafts.shape[1] + 1)
+        for row, task in enumerate(tasks):
+            if task.matcher is not None:
+                try:
+                    allowed[row] = task.matcher.allowed(drafts[row].tolist())
+                except GrammarFailed as error:
+                    self._fail(task, error)
+        return allowed
 
     def _grow(self, task: Task, positions: int) -> None:
         """Pages for so many positions, or for all that it can need; at the newest request's cost if there are none."""
@@ -310,19 +383,8 @@ class Core:
         """The slot's pages in order. Entries past them are read masked and never written; they repeat the last."""
         return np.array(task.pages + task.pages[-1:] * (self._layout.row_pages - len(task.pages)), np.int32)
 
-    def _sampling(self, tasks: Sequence[Task], bucket: int) -> Sampling:
-        return self._sampled([task.sampling for task in tasks], bucket)
 
-    def _sampled(self, rows: Sequence[SamplingParams], bucket: int) -> Sampling:
-        # One program serves greedy rows alone, another all: a program for every mixture would be too many.
-        greedy = all(row.temperature == 0 and not row.penalizes for row in rows)
-        made = batch_sampling([*rows, *([_GREEDY] * (bucket - len(rows)))])
-        if greedy:
-            return made
-        return replace(made, stochastic=True, filtered=True, penalized=True)
-
-    def _stop_ids(self, tasks: Sequence[Task], bucket: int) -> np.ndarray:
-        # No token has a negative id: ignored ends keep their shape, so that both ways share one program.
-        none = np.full_like(self._stops, -1)
-        rows = [none if task.options.ignore_eos else self._stops for task in tasks]
-        return np.stack(rows + [none] * (bucket - len(rows)))
+def _grammars(model: Model) -> Grammars:
+    if model.tokenizer is None:
+        raise UserError("constraints need text, and this checkpoint has no tokenizer")
+    return Grammars(model.tokenizer, model.config.vocab_size, model.eos_ids)

@@ -18,6 +18,9 @@ from wmtp_jax.generation.drafting import make_drafter
 from wmtp_jax.model import Model
 from wmtp_jax.models.parameters import pack
 
+# Below so many tokens a chunk costs what its weights cost to read.
+_SMALLEST_CHUNK = 32
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -44,10 +47,13 @@ def layout(model: Model, options: EngineOptions, drafter: Proposing | None = Non
     chunk = min(options.chunk, page_size)
     if page_size % chunk:
         raise UserError(f"chunk={chunk} must divide page_size={page_size}")
+    chunks = [chunk]
+    while chunks[0] % 2 == 0 and chunks[0] >= 2 * _SMALLEST_CHUNK:
+        chunks.insert(0, chunks[0] // 2)
     row_pages = -(-options.context // page_size)
     decoder = model.decoder
     return Layout(
-        slots=Slots(decoder, pack(decoder), Capped(drafter=made), options.rows, chunk),
+        slots=Slots(decoder, pack(decoder), Capped(drafter=made), options.rows, tuple(chunks)),
         page_size=page_size,
         row_pages=row_pages,
         pages=options.rows * row_pages if options.pages is None else options.pages,

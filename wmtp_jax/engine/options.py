@@ -32,13 +32,14 @@ class EngineOptions:
     - ``context``: positions of the longest request: prompt, new tokens, and ``gamma + 1`` for drafts.
     - ``pages``: of the target's pool, for all rows together; None is enough for ``rows`` requests of ``context``.
     - ``page_size``: positions a page; None is what this machine reads fastest at ``context``.
-    - ``chunk``: prompt tokens of one forward pass; it divides ``page_size``.
+    - ``chunk``: prompt tokens of one forward pass; it divides ``page_size``. Short prompts take a half, a quarter, ...
     - ``prefill_tokens``: prompt tokens that are read between two looks at the rows that decode, at least a chunk.
     - ``steps``: steps of the loop between two looks at the queue.
     - ``gamma``, ``window``, ``sink``, ``cache_dtype``: as in ``GenerateOptions``, gamma a number; a request may ask
       for a lower one.
     - ``prefix_bytes``: of row states kept with the pages of prompts that were read, so that the next prompt that
       begins alike begins there; 0 keeps none.
+    - ``constraints``: requests may be bound to a schema or an expression; two more programs for each number of rows.
     - ``queue``: requests that may wait.
     """
 
@@ -54,6 +55,7 @@ class EngineOptions:
     sink: int | None = None
     cache_dtype: str | None = None
     prefix_bytes: int = 256 * 2**20
+    constraints: bool = False
     queue: int = 1024
 
     def __post_init__(self) -> None:
@@ -78,5 +80,6 @@ def request_options(given: dict[str, Any]) -> GenerateOptions:
         if name not in REQUEST_FIELDS:
             known = name in {field.name for field in fields(GenerateOptions)}
             what = "is set for the whole engine" if known else "is not known"
-            raise UserError(f"{name}: {what}; a request may give {', '.join(sorted(REQUEST_FIELDS))}, gamma")
+            own = ", ".join(sorted(REQUEST_FIELDS))
+            raise UserError(f"{name}: {what}; a request may give {own}, gamma, logprobs, constraint")
     return GenerateOptions(**given)

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from wmtp_jax.cache.paged import allocate
 from wmtp_jax.decode.drafter import Proposing
-from wmtp_jax.decode.loop import Emitted, decode
+from wmtp_jax.decode.loop import Emitted, Stepped, commit, decode, emit, nothing, verify
 from wmtp_jax.decode.prefill import draft_dtype, first_token, read_chunk
-from wmtp_jax.decode.sampling import History, Sampling
+from wmtp_jax.decode.sampling import History, Likely, Sampling
 from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import Packed
@@ -35,13 +35,16 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Slots:
-    """Programs over a state of ``rows`` slots; ``state`` is given away and taken back at every call."""
+    """Programs over a state of ``rows`` slots; ``state`` is given away and taken back at every call.
+
+    ``chunks`` are the sizes in which prompts are read, smallest first: a short one does not pay for a long chunk.
+    """
 
     model: Decoder
     packed: Packed[Decoder]
     drafter: Proposing
     rows: int
-    chunk: int
+    chunks: tuple[int, ...]
 
     def fresh(self, pages: int, page_size: int, positions: int, dtype: DTypeLike) -> DecodeState:
         """Empty slots beside an empty pool; ``positions`` bounds those of any request."""
@@ -84,30 +87,40 @@ class Slots:
         """The slot after the ``length`` tokens that ``kept`` was copied after, with another token behind them."""
         return _restore(self.packed, self.drafter, state, np.int32(slot), np.int32(length), kept, np.int32(following))
 
+    def chunk_for(self, tokens: int) -> int:
+        """The size of the chunk in which so many tokens are read, or the first of them."""
+        return next((chunk for chunk in self.chunks if tokens <= chunk), self.chunks[-1])
+
     def read(self, state: DecodeState, slot: int, table: np.ndarray, tokens: list[int], begin: int) -> DecodeState:
         """Reads the chunk of ``tokens`` that begins at position ``begin``."""
-        part = np.zeros(self.chunk + 1, np.int32)
-        taken = tokens[begin : begin + self.chunk + 1]
+        chunk = self.chunk_for(len(tokens) - begin)
+        part = np.zeros(chunk + 1, np.int32)
+        taken = tokens[begin : begin + chunk + 1]
         part[: len(taken)] = taken
-        valid = min(self.chunk, len(tokens) - begin)
+        valid = min(chunk, len(tokens) - begin)
         # Draft entries are stored as if the prompt ended with each chunk: the ring then serves whoever goes on there.
         seen = min(begin + valid + 1, len(tokens))
         return _read(self.packed, self.drafter, state, np.int32(slot), table, part, np.int32(valid), np.int32(seen))
 
     def begin(
-        self, state: DecodeState, slot: int, remaining: int, sampling: Sampling, stops: np.ndarray, known: int | None
-    ) -> tuple[DecodeState, int]:
+        self,
+        state: DecodeState,
+        slot: int,
+        remaining: int,
+        sampling: Sampling,
+        stops: np.ndarray,
+        known: int | None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[DecodeState, int, Likely | None]:
         """The first token after what was read, or the ``known`` one; ``remaining`` counts it."""
-        state, token = _begin(
-            self.packed,
-            state,
-            np.int32(slot),
-            np.int32(remaining),
-            sampling,
-            stops,
-            np.int32(-1 if known is None else known),
+        if allowed is not None:
+            allowed = allowed[None]
+        known = -1 if known is None else known
+        state, found = _begin(
+            self.packed, state, np.int32(slot), np.int32(remaining), sampling, stops, np.int32(known), allowed
         )
-        return state, int(token)
+        token, likely = jax.device_get(found)
+        return state, int(token), likely
 
     def run(
         self,
@@ -121,6 +134,29 @@ class Slots:
         """Some steps of these slots; entries past ``rows`` are none. What is emitted comes as host arrays."""
         state, emitted = _run(
             self.packed, self.drafter, state, np.array(slots, np.int32), tables, sampling, stops, steps
+        )
+        return state, jax.device_get(emitted)
+
+    def propose(
+        self, state: DecodeState, slots: list[int], tables: np.ndarray, sampling: Sampling
+    ) -> tuple[DecodeState, np.ndarray]:
+        """The first half of one step: drafts [b, gamma] of these slots."""
+        state, drafts = _propose(self.packed, self.drafter, state, np.array(slots, np.int32), tables, sampling)
+        return state, jax.device_get(drafts)
+
+    def verify(
+        self,
+        state: DecodeState,
+        slots: list[int],
+        tables: np.ndarray,
+        drafts: np.ndarray,
+        allowed: np.ndarray,
+        sampling: Sampling,
+        stops: np.ndarray,
+    ) -> tuple[DecodeState, Emitted]:
+        """The second half, where ``allowed`` [b, gamma + 1, W] may follow the pending token and each draft."""
+        state, emitted = _verify(
+            self.packed, state, np.array(slots, np.int32), tables, drafts, allowed, sampling, stops
         )
         return state, jax.device_get(emitted)
 
@@ -248,11 +284,13 @@ def _begin(
     sampling: Sampling,
     stops: Array,
     known: Array,
-) -> tuple[DecodeState, Array]:
+    allowed: UInt32[Array, "1 W"] | None,
+) -> tuple[DecodeState, tuple[Array, Likely | None]]:
     slots = slot[None]
     batch = take_slots(state, slots, state.cache.table[slots], sampling.penalized)
-    batch = first_token(model.unpack(), replace(batch, remaining=remaining[None]), sampling, stops, known[None])
-    return put_slots(state, slots, batch), batch.pending[0]
+    batch = replace(batch, remaining=remaining[None])
+    batch, likely = first_token(model.unpack(), batch, sampling, stops, known[None], allowed)
+    return put_slots(state, slots, batch), (batch.pending[0], likely)
 
 
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
@@ -270,3 +308,31 @@ def _run(
         model, drafter, take_slots(state, slots, tables, sampling.penalized), sampling, stops, steps
     )
     return put_slots(state, slots, batch), emitted
+
+
+@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def _propose(
+    model: Packed[Decoder], drafter: Proposing, state: DecodeState, slots: Array, tables: Array, sampling: Sampling
+) -> tuple[DecodeState, Array]:
+    batch = take_slots(state, slots, tables, sampling.penalized)
+    drafts, draft = drafter.propose(model.unpack(), batch, sampling)
+    return put_slots(state, slots, replace(batch, draft=draft)), drafts
+
+
+@partial(jax.jit, donate_argnames="state")
+def _verify(
+    model: Packed[Decoder],
+    state: DecodeState,
+    slots: Array,
+    tables: Array,
+    drafts: Int[Array, "b gamma"],
+    allowed: UInt32[Array, "b N W"],
+    sampling: Sampling,
+    stops: Array,
+) -> tuple[DecodeState, Emitted]:
+    batch, target = take_slots(state, slots, tables, sampling.penalized), model.unpack()
+    verified = verify(target, batch, drafts, sampling, allowed)
+    batch, count = commit(batch, drafts, batch.draft, verified, stops)
+    rows, run = verified.choices.shape
+    stepped = Stepped(batch, verified.choices, count, verified.likely)
+    return put_slots(state, slots, batch), emit(nothing(target, sampling, rows, run, 1), stepped)

@@ -1,15 +1,26 @@
 """One request on its way through the engine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from wmtp_jax.decode.sampling import Likely
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.engine.prefixes import Key
 from wmtp_jax.generation.options import GenerateOptions
-from wmtp_jax.generation.rows import Event, Row
+from wmtp_jax.generation.rows import Event, Row, TokenLogprobs
+from wmtp_jax.text.constraints import Matcher
 
 # Gets every event of a request, and None with the error that ended it in place of a last event.
 Listener = Callable[[Event | None, Exception | None], None]
+
+
+class Gained(NamedTuple):
+    """What one row emitted; ``likely`` has no axis of rows."""
+
+    tokens: list[int]
+    drafted: list[bool]
+    likely: Likely | None = None
 
 
 @dataclass(eq=False)
@@ -27,6 +38,9 @@ class Task:
     need: int
     row: Row
     listener: Listener
+    # How many of the likeliest tokens to tell of at each position; None tells nothing.
+    logprobs: int | None = None
+    matcher: Matcher | None = None
     # Given as it joins the queue; the lower, the older.
     arrival: int = 0
     to_read: list[int] = field(default_factory=list)
@@ -35,6 +49,8 @@ class Task:
     pages: list[int] = field(default_factory=list)
     read: int = 0
     reading: bool = False
+    # Prompt tokens that an earlier request had read.
+    reused: int = 0
 
     @property
     def emitted(self) -> list[int]:
@@ -51,6 +67,27 @@ class Task:
         """Tokens in the caches of a task that decodes."""
         return len(self.prompt) + len(self.emitted) - 1
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """Hands over what was emitted."""
-        self.listener(self.row.take(tokens), None)
+    @property
+    def plain(self) -> bool:
+        """Whether its tokens are the target's argmax, and nobody asks how likely they were."""
+        params = self.sampling
+        return not (params.temperature or params.penalizes or self.matcher) and self.logprobs is None
+
+    def take(self, gained: Gained) -> None:
+        """Hands over what was emitted. Raises GrammarFailed where the constraint cannot go on from there."""
+        event = self.row.take(gained.tokens)
+        taken = len(event.tokens)
+        event = replace(event, drafted=gained.drafted[:taken])
+        if self.logprobs is not None and gained.likely is not None:
+            event = replace(event, logprobs=_logprobs(gained.likely, taken, self.logprobs))
+        if self.matcher is not None and event.finished is None:
+            self.matcher.advance(event.tokens)
+        self.listener(event, None)
+
+
+def _logprobs(likely: Likely, count: int, most: int) -> list[TokenLogprobs]:
+    chosen, ids, values = (part[:count].tolist() for part in likely)
+    return [
+        TokenLogprobs(logprob, list(zip(row[:most], tops[:most], strict=True)))
+        for logprob, row, tops in zip(chosen, ids, values, strict=True)
+    ]

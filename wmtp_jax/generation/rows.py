@@ -1,8 +1,8 @@
 """One row's output: its tokens, its text, and why it ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from wmtp_jax.generation.options import GenerateOptions
 from wmtp_jax.model import Model
@@ -13,18 +13,31 @@ from wmtp_jax.text.tokenizer import special_ids
 Finished = Literal["stop", "length", "stop string"]
 
 
+class TokenLogprobs(NamedTuple):
+    """A token's log-probability (natural, the model's own: before penalties, temperature and filters).
+
+    ``top`` are the most probable tokens with theirs, best first.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """What one row gained: ``finished`` comes with its last event, None before.
 
     Texts of all events of a row make its text; ``tokens`` may be ahead of it, as text is held back within a character
-    and where a stop string could begin.
+    and where a stop string could begin. The engine says of each token whether it was ``drafted``, and gives
+    ``logprobs`` to those who asked for them.
     """
 
     row: int
     text: str
     tokens: list[int]
     finished: Finished | None
+    drafted: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Row:
