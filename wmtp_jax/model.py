@@ -1,8 +1,9 @@
 """A loaded model: weights, tokenizer and chat template together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,15 +44,19 @@ class Model:
         """Token ids of a piece of a prompt, without what the tokenizer puts around a whole one."""
         return encode(self._tokenizer(), text, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation that asks for the next turn. Raises UserError without a chat template."""
         if self.chat_template is None:
             raise UserError("this checkpoint has no chat template: leave --chat out")
-        return encode(self._tokenizer(), self.chat_template.render(messages), add_special_tokens=False)
+        return encode(self._tokenizer(), self.chat_template.render(messages, variables), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens. Raises UserError without a tokenizer."""
         return decode(self._tokenizer(), ids)
+
+    def token_text(self, token: int) -> str:
+        """One token's own text, special ones included. Raises UserError without a tokenizer."""
+        return self._tokenizer().decode([token], skip_special_tokens=False)
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

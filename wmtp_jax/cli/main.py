@@ -19,7 +19,7 @@ from pallas_kernels.errors import UnsupportedKernel
 from wmtp_jax.cli.output import note
 from wmtp_jax.errors import UserError
 
-COMMAND_MODULES = ("generate", "convert", "inspect", "bench", "plan", "train")
+COMMAND_MODULES = ("generate", "convert", "inspect", "bench", "plan", "train", "serve")
 TRACEBACK_VARIABLE = "WMTP_TRACEBACK"
 
 

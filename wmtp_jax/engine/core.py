@@ -70,6 +70,12 @@ class Core:
         """Of caches and states; the weights are the model's."""
         return sum(x.nbytes for x in jax.tree.leaves(self._state))
 
+    def room(self, prompt: int) -> int:
+        """New tokens that a request with so many prompt tokens can have, by this engine's context and the model's."""
+        run = self.drafter.gamma + 1
+        limit = min(self.options.context, self.pool.pages * self.page_size, self.model.config.max_positions + 1)
+        return max(0, limit - prompt - run)
+
     def make_task(
         self,
         prompt: Prompt,

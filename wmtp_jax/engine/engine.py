@@ -46,6 +46,16 @@ class Running(Iterator[Event], AsyncIterator[Event]):
         return list(self._task.row.tokens)
 
     @property
+    def prompt_tokens(self) -> int:
+        """How many its prompt has."""
+        return len(self._task.prompt)
+
+    @property
+    def reused_tokens(self) -> int:
+        """How many of those an earlier request had read."""
+        return self._task.reused
+
+    @property
     def text(self) -> str:
         """All text so far."""
         return self._task.row.text
@@ -152,6 +162,20 @@ class Engine:
     def meter(self) -> EngineMeter:
         """What was counted so far."""
         return self._core.meter
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def gamma(self) -> int:
+        """Drafts a step."""
+        return self._core.drafter.gamma
+
+    def room(self, prompt: int) -> int:
+        """New tokens that a request with so many prompt tokens can have."""
+        return self._core.room(prompt)
 
     def submit(self, prompt: Prompt, *, gamma: int | None = None, **options: Any) -> Running:
         """A request: text or token ids, and the options of ``REQUEST_FIELDS``, each as in ``wmtp_jax.generate``.

@@ -28,14 +28,15 @@ class Event:
     """What one row gained: ``finished`` comes with its last event, None before.
 
     Texts of all events of a row make its text; ``tokens`` may be ahead of it, as text is held back within a character
-    and where a stop string could begin. The engine says of each token whether it was ``drafted``, and gives
-    ``logprobs`` to those who asked for them.
+    and where a stop string could begin. ``pieces`` are the text by the token that it came with. The engine says of
+    each token whether it was ``drafted``, and gives ``logprobs`` to those who asked for them.
     """
 
     row: int
     text: str
     tokens: list[int]
     finished: Finished | None
+    pieces: list[str] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
 
@@ -65,14 +66,15 @@ class Row:
             finished = self._reason(token, len(self.tokens) + len(taken))
         if finished and not self.finished:
             rest, stopped = self._rest()
-            pieces.append(rest)
+            if pieces:
+                pieces[-1] += rest
             finished = "stop string" if stopped else finished
         text = "".join(pieces)
         self.tokens += taken
         self.text += text
         # Last: who sees from another thread that the row has ended sees all of it.
         self.finished = finished
-        return Event(row=self.index, text=text, tokens=taken, finished=finished)
+        return Event(row=self.index, text=text, tokens=taken, finished=finished, pieces=pieces)
 
     def _text_of(self, token: int) -> str:
         if self._detokenizer is None or token in self._silent:

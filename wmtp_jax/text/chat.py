@@ -23,10 +23,11 @@ class ChatTemplate:
     source: str
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """The prompt that asks for the next turn. Templates come with checkpoints, so they run in a sandbox.
 
-        Raises UserError for a template that is wrong or that refuses the messages.
+        ``variables`` are the template's own, as ``enable_thinking``. Raises UserError for a template that is wrong or
+        that refuses the messages.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -36,7 +37,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             return environment.from_string(self.source).render(
-                messages=messages, add_generation_prompt=True, **self.special_tokens
+                {**(variables or {}), "messages": messages, "add_generation_prompt": True, **self.special_tokens}
             )
         except UserError:
             raise

@@ -99,7 +99,8 @@ class Matcher:
         return found
 
     def _bits(self) -> UInt32[np.ndarray, " W"]:
-        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)
+        # There can be a word more than the vocabulary has.
+        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)[: self.words]
         if self._inner.is_error():
             raise GrammarFailed(f"the constraint cannot be followed: {_one_line(self._inner.get_error())}")
         return bits

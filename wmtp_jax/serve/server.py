@@ -1,0 +1,82 @@
+"""Runs the application until it is told to stop, and lets what runs come to its end."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from wmtp_jax.errors import UserError
+from wmtp_jax.model import Model
+from wmtp_jax.serve.app import make_app
+from wmtp_jax.serve.options import ServeOptions
+from wmtp_jax.serve.service import Service
+
+
+class Server(uvicorn.Server):
+    """Told to stop (SIGINT, SIGTERM), it takes no more connections and gives running requests ``grace`` seconds.
+
+    Those that are not at their end by then are answered with what they have. Told twice, it does not wait.
+    """
+
+    def __init__(self, service: Service):
+        grace = service.options.grace
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # Answers that were cut short are still to be sent.
+                timeout_graceful_shutdown=int(grace) + 10,
+            )
+        )
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.stopping = True
+        cutting = asyncio.create_task(self._cut_short())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await cutting
+
+    async def _cut_short(self) -> None:
+        await asyncio.sleep(self._service.options.grace)
+        while True:
+            # Requests that were being submitted when the time ended may come later.
+            self._service.cut_short()
+            await asyncio.sleep(0.1)
+
+
+def serve(model: Model, options: ServeOptions, ready: Callable[[str], None]) -> None:
+    """Serves until a signal. ``ready`` gets the address. Raises UserError where that cannot be had."""
+    # First, so that an address that is taken is told before anything is compiled.
+    listening = listen(options.host, options.port)
+    try:
+        server = Server(Service(model, options))
+        host, port = listening.getsockname()[:2]
+        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UserError(f"--host {host}: {error.strerror or error}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        raise UserError(f"{host}, port {port}: {error.strerror}; give another --host or --port") from None
+    return listening
