@@ -68,7 +68,7 @@ def serving(engine: EngineOptions = ENGINE, model: Model | None = None, **option
         listening.close()
 
 
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, seconds: float = 90.0) -> None:
     """Raises where something does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,6 +1,7 @@
 """From a checked body to an answer: what a request asks of which engine, and what becomes of it."""
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
@@ -109,8 +110,9 @@ class Service:
     async def whole(self, made: Format, choices: Sequence[Choice]) -> BaseModel:
         """The answer once every choice has ended. Raises ApiError."""
         try:
-            async for _ in events(choices):
-                pass
+            async with contextlib.aclosing(events(choices)) as coming:
+                async for _ in coming:
+                    pass
         except Exception as error:
             raise api_error(error) from error
         finally:
@@ -124,8 +126,9 @@ class Service:
                 begin = made.begin(choice)
                 if begin is not None:
                     yield begin
-            async for choice, event in events(choices):
-                yield made.chunk(choice, event)
+            async with contextlib.aclosing(events(choices)) as coming:
+                async for choice, event in coming:
+                    yield made.chunk(choice, event)
             for choice in choices:
                 if not choice.events or choice.events[-1].finished is None:
                     yield made.end(choice)
@@ -159,7 +162,8 @@ class Service:
         arrived, number = time.monotonic(), request.n or 1
         if len(prompts) * number > self.options.choices:
             what = f"{len(prompts)} prompts times n={number}"
-            raise ApiError(400, f"n: {what} are more than {self.options.choices} choices a request", param="n")
+            field = "n" if number > 1 else prompt_field
+            raise ApiError(400, f"{field}: {what} are more than {self.options.choices} choices", param=field)
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options: needs stream to be true", param="stream_options")
         given = self._engine_options(request) | dict(max_new_tokens=limit, logprobs=logprobs)
