@@ -49,11 +49,11 @@ class Serving(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(engine: EngineOptions = ENGINE, model: Model | None = None, **options: Any) -> Iterator[Serving]:
+def serving(engine: EngineOptions = ENGINE, *, warm_up: bool = False, **options: Any) -> Iterator[Serving]:
     """Serves until the block is left."""
     given = ServeOptions(**{"port": 0, "name": NAME, "grace": 5.0, "engine": engine, **options})
     listening = listen(given.host, given.port)
-    service = Service(model or chat_model(), given, warm_up=False)
+    service = Service(chat_model(), given, warm_up=warm_up)
     server = Server(service)
     thread = threading.Thread(target=server.run, kwargs=dict(sockets=[listening]), daemon=True)
     thread.start()
