@@ -1,6 +1,6 @@
 """Mixed load for a while: good requests never fail, memory stays flat, and nothing is left behind.
 
-``WMTP_SOAK_SECONDS`` sets how long: `WMTP_SOAK_SECONDS=600 python -m pytest tests/serve/test_soak.py -rP` for ten minutes.
+``WMTP_SOAK_SECONDS`` says how long: with `WMTP_SOAK_SECONDS=600`, ten minutes; `-rP` prints what came of it.
 """
 
 import json
