@@ -22,7 +22,8 @@ from wmtp_jax.clp.store import HEADS_NAME, attach, draft_vocabulary, load_heads,
 from wmtp_jax.decode.sampling_params import SamplingParams
 from wmtp_jax.errors import UserError
 from wmtp_jax.models.parameters import named_parameters, with_parameters
-from wmtp_jax.train.head_data import Collected, Sequences, collect, distilled_sequences, split, text_sequences
+from wmtp_jax.train.distill import distilled_sequences
+from wmtp_jax.train.head_data import Collected, Sequences, collect, split, text_sequences
 from wmtp_jax.train.head_outputs import head_logits, judge, spans
 from wmtp_jax.train.head_run import HeadRun, run_heads
 from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
@@ -270,17 +271,46 @@ def test_an_interrupted_collection_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_distilled_answers_are_the_backbones_own():
+PROMPTS = ["The President shall", "And it came to pass", "x " * 100, "Enter the king"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_distilled_answers_are_the_backbones_own(temperature):
     model = wmtp.load()
-    prompts = ["The President shall", "And it came to pass", "x " * 100]
-    made = distilled_sequences(model, prompts, 48, temperature=0.0, rows=2, seed=0, note=lambda line: None)
-    assert len(made) == 2
-    room = 48 - max(len(model.encode(prompt)) for prompt in prompts[:2])
-    for prompt, tokens, counted in zip(prompts, made.tokens, made.counted, strict=False):
+    made = distilled_sequences(model, PROMPTS, 48, temperature=temperature, rows=2, seed=7, note=lambda line: None)
+    assert len(made) == 3
+    short = [prompt for prompt in PROMPTS if len(prompt) < 100]
+    for index, (prompt, tokens, counted) in enumerate(zip(short, made.tokens, made.counted, strict=True)):
         asked = model.encode(prompt)
-        answer = wmtp.generate(model, asked, gamma=0, max_new_tokens=room).tokens[0]
+        given = dict(gamma=0, max_new_tokens=48 - len(asked), temperature=temperature, seed=7 + index)
+        answer = wmtp.generate(model, asked, **given).tokens[0]
         assert tokens[: len(asked) + len(answer)].tolist() == [*asked, *answer]
         assert counted.nonzero()[0].tolist() == list(range(len(asked), len(asked) + len(answer)))
+
+
+def test_answers_of_an_interrupted_run_are_not_asked_for_again(tmp_path, monkeypatch):
+    model, kept, notes = wmtp.load(), tmp_path / "data" / "answers.jsonl", []
+    given = dict(temperature=0.0, rows=2, seed=0)
+    whole = distilled_sequences(model, PROMPTS, 48, **given, note=notes.append)
+    monkeypatch.setattr("wmtp_jax.train.distill._NOTED", 1)
+
+    def interrupt(line):
+        if line.startswith("2 of"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distilled_sequences(model, PROMPTS, 48, **given, note=interrupt, kept=kept)
+    assert len(kept.read_text().splitlines()) == 2
+    # The last line may have been cut short.
+    kept.write_text(kept.read_text()[:-5])
+    notes.clear()
+    again = distilled_sequences(model, PROMPTS, 48, **given, note=notes.append, kept=kept)
+    assert notes == ["1 answers were there already", "1 of 2 prompts answered", "2 of 2 prompts answered"]
+    np.testing.assert_array_equal(again.tokens, whole.tokens)
+    np.testing.assert_array_equal(again.counted, whole.counted)
+    notes.clear()
+    distilled_sequences(model, PROMPTS, 48, **given, note=notes.append, kept=kept)
+    assert notes == ["3 answers were there already"]
 
 
 def test_text_is_learned_whole_and_an_end_stands_between_documents():

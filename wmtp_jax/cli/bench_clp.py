@@ -49,7 +49,7 @@ def clp_command(
     from wmtp_jax.bench import clp, clp_table, picture, tables
     from wmtp_jax.model import load
     from wmtp_jax.text.documents import read_prompts
-    from wmtp_jax.train.head_data import encode_prompt
+    from wmtp_jax.train.distill import encode_prompt
 
     if plot is not None:
         picture.require_plot(plot)

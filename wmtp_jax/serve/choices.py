@@ -5,7 +5,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +81,7 @@ class Choice:
         return self.times[0] - self.arrived, (self.times[-1] - self.times[0]) / later if later else None
 
 
-async def events(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Event]]:
+async def events(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Event], None]:
     """All events of several choices as they come, each already taken in by its choice."""
     arrived: asyncio.Queue[tuple[Choice, Event] | Exception | None] = asyncio.Queue()
 

@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,7 +119,7 @@ class Service:
             self._release(choices)
         return made.whole(choices)
 
-    async def chunks(self, made: Format, choices: Sequence[Choice], *, count: bool) -> AsyncIterator[BaseModel]:
+    async def chunks(self, made: Format, choices: Sequence[Choice], *, count: bool) -> AsyncGenerator[BaseModel, None]:
         """The answer in pieces; a failure is the last of them."""
         try:
             for choice in choices:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -40,7 +40,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[BaseModel]):
+    def __init__(self, events: AsyncGenerator[BaseModel, None]):
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -51,7 +51,7 @@ class EventStream(Response):
             await unless_gone(self._write(send), receive)
 
     async def _write(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._events) as events:
             async for body in events:
                 line = b"data: " + json.dumps(to_json(body), ensure_ascii=False).encode() + b"\n\n"
                 await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from wmtp_jax.errors import UserError
-from wmtp_jax.generation.stream import generate
 from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
 
@@ -62,44 +61,6 @@ def text_sequences(model: Model, texts: Sequence[str], length: int, limit: int) 
         raise UserError(f"the text has only {len(ids)} tokens, and a sequence {length}: give more text or --length")
     tokens = np.array(ids[: rows * length], np.int32).reshape(rows, length)
     return Sequences(tokens, np.ones_like(tokens, bool))
-
-
-def distilled_sequences(
-    model: Model, prompts: Sequence[str], length: int, *, temperature: float, rows: int, seed: int, note: Note
-) -> Sequences:
-    """The backbone's own answers to prompts: what it will write is what its heads should learn to foresee.
-
-    Prompts are asked by the chat template where there is one. Those that leave less than half of ``length`` for an
-    answer are left out.
-    """
-    encoded = [encode_prompt(model, prompt) for prompt in prompts]
-    encoded = [ids for ids in encoded if ids and len(ids) <= length // 2]
-    if not encoded:
-        raise UserError(f"no prompt is short enough: {length // 2} tokens at most, half of a sequence")
-    tokens = np.zeros((len(encoded), length), np.int32)
-    counted = np.zeros((len(encoded), length), bool)
-    # Rows of one batch end together, so prompts of like lengths go together; the last batch is filled up.
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-    for begin in range(0, len(order), rows):
-        own = order[begin : begin + rows]
-        asked = [encoded[index] for index in (own * rows)[:rows]]
-        room = length - len(encoded[own[-1]])
-        made = generate(
-            model, asked, gamma=0, max_new_tokens=room, temperature=temperature, seed=seed + begin, steps_per_read=64
-        )
-        for index, prompt, answer in zip(own, asked, made.tokens, strict=False):
-            whole = [*prompt, *answer][:length]
-            tokens[index, : len(whole)] = whole
-            counted[index, len(prompt) : len(whole)] = True
-        note(f"{min(begin + rows, len(order))} of {len(order)} prompts answered")
-    return Sequences(tokens, counted)
-
-
-def encode_prompt(model: Model, prompt: str) -> list[int]:
-    """Asks by the chat template where the checkpoint has one."""
-    if model.chat_template is None:
-        return model.encode(prompt)
-    return model.encode_chat([{"role": "user", "content": prompt}])
 
 
 def collect(model: Decoder, folder: Path, make: Callable[[], Sequences], rows: int, note: Note) -> Collected:

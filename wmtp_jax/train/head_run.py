@@ -16,11 +16,13 @@ from wmtp_jax.model import Model
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.option_checks import require
 from wmtp_jax.text.documents import read_texts
-from wmtp_jax.train.head_data import Sequences, collect, distilled_sequences, frequent_tokens, text_sequences
+from wmtp_jax.train.distill import distilled_sequences
+from wmtp_jax.train.head_data import Sequences, collect, frequent_tokens, text_sequences
 from wmtp_jax.train.head_trainer import HeadTraining, initial_heads, train_heads
 
-# Sequences that the backbone reads or answers at once.
+# Sequences that the backbone reads at once, and prompts that it answers at the same time.
 _ROWS = 16
+_ANSWERED_ROWS = 64
 _RUN = "run.json"
 
 
@@ -62,7 +64,9 @@ def run_heads(model: Model, options: HeadRun, out: Path, report: Callable[[dict[
         report({"note": line})
 
     data = out / "data" / _data_key(model, config, options)
-    collected = collect(backbone, data, lambda: _sequences(model, options, note), _ROWS, note)
+    collected = collect(
+        backbone, data, lambda: _sequences(model, options, data.with_suffix(".answers.jsonl"), note), _ROWS, note
+    )
     ids = frequent_tokens(collected.sequences, config.draft_vocab, config.vocab_size)
     vocabulary = draft_vocabulary(backbone, ids)
     folder = out / f"{config.kind}-{config.k}{'-competing' if config.competing else ''}"
@@ -122,7 +126,7 @@ def _claim(folder: Path, run: dict[str, str]) -> None:
             raise UserError(f"{folder}: holds a run with other {name}; give another --out, or remove that folder")
 
 
-def _sequences(model: Model, options: HeadRun, note: Callable[[str], None]) -> Sequences:
+def _sequences(model: Model, options: HeadRun, kept: Path, note: Callable[[str], None]) -> Sequences:
     texts = read_texts(options.text)
     if not options.distill:
         return text_sequences(model, texts, options.length, options.tokens)
@@ -133,7 +137,8 @@ def _sequences(model: Model, options: HeadRun, note: Callable[[str], None]) -> S
         prompts,
         options.length,
         temperature=options.temperature,
-        rows=_ROWS,
+        rows=_ANSWERED_ROWS,
         seed=options.training.seed,
         note=note,
+        kept=kept,
     )
