@@ -181,7 +181,7 @@ def _to_the_end(core: Core) -> None:
     ("prompt", "options", "message"),
     [
         ([1] * 50, dict(max_new_tokens=30), "30 new ones and 4 for drafts are 84, and this engine holds 64"),
-        ([1], dict(gamma=4), "gamma=4: must be a whole number from 0 to this engine's 3"),
+        ([1], dict(gamma=4), "gamma=4: must be a whole number, from 0 to 3"),
         ([1], dict(gamma=True), "gamma=True: must be a whole number"),
         ([1], dict(window=4), "window: is set for the whole engine; a request may give"),
         ([1], dict(colour=4), "colour: is not known; a request may give"),

@@ -65,6 +65,7 @@ def serving(engine: EngineOptions = ENGINE, *, warm_up: bool = False, **options:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+        service.close()
         listening.close()
 
 
@@ -81,4 +82,3 @@ def assert_idle(running: Serving) -> None:
     core = running.service.engine._core
     wait_until(lambda: not core.running and not core.waiting and not running.service.engine._open)
     assert core.pool.free + core.prefixes.pages_alone() == core.pool.pages
-    assert not running.service._open

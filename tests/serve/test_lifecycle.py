@@ -146,28 +146,34 @@ def test_what_does_not_end_in_time_is_returned_as_far_as_it_is(stream):
     got = {}
     with serving(SLOW, grace=0.5) as server:
 
-        def ask() -> None:
-            got["response"] = server.post(n=3, stream=stream, **LONG)
+        def ask(name: str, number: int) -> None:
+            got[name] = server.post(n=number, stream=stream, **LONG)
 
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking = [threading.Thread(target=ask, args=("running", 2)), threading.Thread(target=ask, args=("queued", 1))]
+        asking[0].start()
         wait_until(lambda: server.service.engine.meter.emitted_tokens > 20)
+        asking[1].start()
+        wait_until(lambda: server.service.engine.meter.waiting == 1)
         begin = time.monotonic()
         server.stop()
-        asking.join(30)
-        assert not asking.is_alive()
+        for thread in asking:
+            thread.join(30)
+            assert not thread.is_alive()
         server.thread.join(30)
         assert time.monotonic() - begin < 15
-    response = got["response"]
+    response, queued = got["running"], got["queued"]
     assert response.status_code == 200
     if stream:
         parts = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
         reasons = [choice["finish_reason"] for part in parts for choice in part["choices"]]
-        assert [reason for reason in reasons if reason] == ["length"] * 3
+        assert [reason for reason in reasons if reason] == ["length"] * 2
         assert response.text.endswith("data: [DONE]\n\n")
+        assert "the server is stopping" in queued.text
+        assert queued.text.endswith("data: [DONE]\n\n")
     else:
-        assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 3
+        assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 2
         assert 20 < response.json()["usage"]["completion_tokens"] < 8000
+        assert queued.status_code == 503
 
 
 def test_metrics_count_what_happens():
@@ -180,17 +186,18 @@ def test_metrics_count_what_happens():
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     values = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
     meter = server.service.engine.meter
-    assert float(values["wmtp_output_tokens_total"]) == meter.emitted_tokens == 19
+    assert float(values["wmtp_output_tokens_total"]) == 1 + meter.emitted_tokens == 20
     assert float(values["wmtp_acceptance_length_count"]) == meter.steps > 0
     assert float(values["wmtp_acceptance_length_sum"]) == 19
     assert float(values['wmtp_acceptance{position="1"}']) == pytest.approx(meter.acceptance_by_position[0])
     assert float(values["wmtp_time_to_first_token_seconds_count"]) == 1
     assert float(values["wmtp_time_per_output_token_seconds_count"]) == 1
     assert float(values["wmtp_prompt_tokens_total"]) == 3
+    assert float(values["wmtp_running"]) == 0
     assert float(values["wmtp_pages"]) == float(values["wmtp_free_pages"]) == 12
     assert float(values['wmtp_requests_total{path="/v1/completions",status="200"}']) == 1
     assert float(values['wmtp_requests_total{path="/v1/completions",status="400"}']) == 1
-    assert float(values['wmtp_requests_total{path="other",status="404"}']) == 2
+    assert float(values['wmtp_requests_total{path="other",status="404"}']) == 3
 
 
 def test_health_and_openapi():

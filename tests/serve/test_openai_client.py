@@ -233,7 +233,7 @@ def test_what_was_read_before_is_told(client):
 def test_models_and_what_they_are(client, server):
     (card,) = client.models.list().data
     assert card.id == NAME
-    assert card.context == 64
+    assert card.context == 60
     assert card.drafts == ["windowed", "native", "none"]
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served here; 'tiny' is"):

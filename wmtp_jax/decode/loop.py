@@ -22,8 +22,9 @@ class Emitted(NamedTuple):
     """What a few steps emitted: the first ``count`` tokens a row.
 
     ``accepted[n]`` counts a row's steps that emitted n + 1 tokens: n drafts and the target's own next token, unless the
-    row's end cut the step short. ``drafted`` are the tokens that were an accepted draft: all of a step's but its last.
-    ``likely`` comes with ``Sampling.logprobs``.
+    row's end cut the step short. ``drafted`` are the tokens that were an accepted draft: all of a step's but its last,
+    which counts as the target's own even where an end cut the step at a draft. ``likely`` comes with
+    ``Sampling.logprobs``.
     """
 
     tokens: Int[Array, "B R"]
@@ -67,8 +68,20 @@ def step(
 ) -> Stepped:
     """One step for every row that is not done; its tokens are the target's choices."""
     drafts, draft = drafter.propose(model, state, sampling)
-    verified = verify(model, state, drafts, sampling)
-    state, count = commit(state, drafts, draft, verified, stops)
+    return conclude(model, replace(state, draft=draft), drafts, sampling, stops)
+
+
+def conclude(
+    model: Decoder,
+    state: DecodeState,
+    drafts: Int[Array, "B gamma"],
+    sampling: Sampling,
+    stops: Int[Array, "B E"],
+    allowed: UInt32[Array, "B gamma+1 W"] | None = None,
+) -> Stepped:
+    """The rest of a step once the drafts are there, ``state.draft`` as it is after them."""
+    verified = verify(model, state, drafts, sampling, allowed)
+    state, count = commit(state, drafts, state.draft, verified, stops)
     return Stepped(state, verified.choices, count, verified.likely)
 
 

@@ -23,7 +23,7 @@ from wmtp_jax.engine.options import EngineOptions, request_options
 from wmtp_jax.engine.pages import PagePool
 from wmtp_jax.engine.prefixes import Prefixes, page_keys
 from wmtp_jax.engine.task import Gained, Listener, Task
-from wmtp_jax.errors import UserError
+from wmtp_jax.errors import PromptTooLong, UserError
 from wmtp_jax.generation.options import GenerateOptions, require_integer
 from wmtp_jax.generation.prompts import Prompt, encode_prompts
 from wmtp_jax.generation.rows import Row
@@ -38,7 +38,9 @@ class StepFailed(RuntimeError):
 
 
 class Core:
-    """The engine without its thread. ``turn`` does the work; nothing here may be called from two threads at once.
+    """The engine without its thread. ``turn`` does the work.
+
+    ``make_task`` and ``room`` may be called from any thread, all else from one alone.
 
     ``drafter`` takes the place of ``gamma``, ``window`` and ``sink``.
     """
@@ -58,6 +60,7 @@ class Core:
         self._arrivals = 0
         self._turns = 0
         self._start()
+        self._observe()
 
     def _start(self) -> None:
         """Empty slots, an empty pool, no known prefix."""
@@ -73,8 +76,12 @@ class Core:
     def room(self, prompt: int) -> int:
         """New tokens that a request with so many prompt tokens can have, by this engine's context and the model's."""
         run = self.drafter.gamma + 1
-        limit = min(self.options.context, self.pool.pages * self.page_size, self.model.config.max_positions + 1)
-        return max(0, limit - prompt - run)
+        return max(0, min(self._limit, self.model.config.max_positions + 1) - prompt - run)
+
+    @property
+    def _limit(self) -> int:
+        """Positions that one request can have: its own, and of the pool if it had all of it."""
+        return min(self.options.context, self._layout.pages * self.page_size)
 
     def make_task(
         self,
@@ -91,18 +98,17 @@ class Core:
         if logprobs is not None:
             require_integer("logprobs", logprobs, 0, min(MOST_LIKELY, self.model.config.vocab_size))
         most = self.drafter.gamma if gamma is None else gamma
-        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= self.drafter.gamma:
-            raise UserError(f"gamma={gamma}: must be a whole number from 0 to this engine's {self.drafter.gamma}")
+        require_integer("gamma", most, 0, self.drafter.gamma)
         if options.stop_strings and self.model.tokenizer is None:
-            raise UserError("stop strings need text, and this checkpoint has no tokenizer")
+            raise UserError("stop strings need text, and this checkpoint has no tokenizer", field="stop")
         run = self.drafter.gamma + 1
         ids = encode_prompts(self.model, prompt, new_positions=options.max_new_tokens + run - 1)
         if len(ids) != 1:
             raise UserError(f"a request has one prompt, not {len(ids)}: submit each on its own")
         need = len(ids[0]) + options.max_new_tokens + run
-        limit = min(self.options.context, self.pool.pages * self.page_size)
+        limit = self._limit
         if need > limit:
-            raise UserError(
+            raise PromptTooLong(
                 f"the prompt's {len(ids[0])} tokens, {options.max_new_tokens} new ones and {run} for drafts are "
                 f"{need}, and this engine holds {limit} a request: shorten the prompt or lower max_new_tokens"
             )
@@ -113,9 +119,11 @@ class Core:
 
     def _matcher(self, constraint: Constraint, options: GenerateOptions) -> Matcher:
         if self._grammars is None:
-            raise UserError("constraint: this engine was set up without; give it EngineOptions(constraints=True)")
+            message = "constraint: this engine was set up without; give it EngineOptions(constraints=True)"
+            raise UserError(message, field="constraint")
         if options.ignore_eos:
-            raise UserError("ignore_eos: a constrained text ends where its constraint does; leave it out")
+            message = "ignore_eos: a constrained text ends where its constraint does; leave it out"
+            raise UserError(message, field="ignore_eos")
         return self._grammars.matcher(constraint)
 
     def add(self, task: Task) -> None:
@@ -143,15 +151,24 @@ class Core:
             return False
         return True
 
+    def cut_short(self, task: Task) -> None:
+        """Ends a request with what it has."""
+        if self.cancel(task):
+            task.listener(task.row.cut_short(), None)
+
     def turn(self) -> bool:
         """Some work; whether there is more. Raises StepFailed, after which the engine is empty and usable."""
         failure = self._try()
         if failure is not None:
             self._recover(failure)
+        self._observe()
+        if failure is not None:
             raise StepFailed(failure)
         self._turns += 1
-        self.meter.observe(len(self.waiting), len(self.running), self.pool)
         return bool(self.waiting or self.running)
+
+    def _observe(self) -> None:
+        self.meter.observe(len(self.waiting), len(self.running), self.pool)
 
     def _try(self) -> str | None:
         """One turn; what failed, in a line. The error itself is let go: its frames hold the device's arrays."""
@@ -189,7 +206,7 @@ class Core:
                 state,
                 0,
                 1,
-                self._inputs.sampled([], 1, plain=plain),
+                self._inputs.for_params([], 1, plain=plain),
                 self._inputs.stops([], 1),
                 None,
                 self._inputs.first_allowed(plain=plain),
@@ -206,10 +223,10 @@ class Core:
     def _warm_up_bucket(self, state: DecodeState, bucket: int, tables: np.ndarray) -> DecodeState:
         nobody, stops = [self.options.rows] * bucket, self._inputs.stops([], bucket)
         for plain in (True, False):
-            sampling = self._inputs.sampled([], bucket, plain=plain)
+            sampling = self._inputs.for_params([], bucket, plain=plain)
             state, _ = self._slots.run(state, nobody, tables, sampling, stops, self.options.steps)
         if self._grammars is not None:
-            sampling = self._inputs.sampled([], bucket, plain=False)
+            sampling = self._inputs.for_params([], bucket, plain=False)
             state, drafts = self._slots.propose(state, nobody, tables, sampling)
             allowed = self._inputs.allowed(bucket, drafts.shape[1] + 1)
             state, _ = self._slots.verify(state, nobody, tables, drafts, allowed, sampling, stops)
@@ -241,7 +258,9 @@ class Core:
             following = task.to_read[task.read]
             self._state = self._slots.restore(self._state, task.slot, task.read, found.kept, following)
             self.meter.reused_tokens += task.read
-            task.reused = max(task.reused, min(task.read, len(task.prompt)))
+        if task.reused is None:
+            # Later the beginning that is found may be its own.
+            task.reused = task.read
         if task.sampling.penalizes:
             self._state = self._slots.remember(self._state, task.slot, task.prompt, task.emitted[:-1])
         self.running.append(task)
@@ -306,7 +325,11 @@ class Core:
         sampling, stops = self._inputs.sampling([task], 1), self._inputs.stops([task], 1)
         allowed = self._inputs.first_allowed(plain=task.plain)
         if known is None and task.matcher is not None:
-            allowed = task.matcher.allowed()[0]
+            try:
+                allowed = task.matcher.allowed()[0]
+            except GrammarFailed as error:
+                self._fail(task, error)
+                return
         self._state, token, likely = self._slots.begin(
             self._state, task.slot, remaining, sampling, stops, known, allowed
         )
@@ -316,11 +339,13 @@ class Core:
             self._hand_over(task, Gained([token], [False], own))
 
     def _hand_over(self, task: Task, gained: Gained) -> None:
+        before = len(task.emitted)
         try:
             task.take(gained)
         except GrammarFailed as error:
             self._fail(task, error)
             return
+        self.meter.output_tokens += len(task.emitted) - before
         if task.row.finished:
             self.meter.finished += 1
             self._leave(task)
@@ -357,7 +382,7 @@ class Core:
                 self._hand_over(task, gained(emitted, row, count))
 
     def _allowed(self, tasks: Sequence[Task], drafts: np.ndarray) -> np.ndarray:
-        """What each row may write after its pending token and after each draft."""
+        """What each row may write after its pending token and after each draft: bits [b, gamma + 1, W]."""
         allowed = self._inputs.allowed(len(drafts), drafts.shape[1] + 1)
         for row, task in enumerate(tasks):
             if task.matcher is not None:

@@ -53,7 +53,7 @@ class Running(Iterator[Event], AsyncIterator[Event]):
     @property
     def reused_tokens(self) -> int:
         """How many of those an earlier request had read."""
-        return self._task.reused
+        return self._task.reused or 0
 
     @property
     def text(self) -> str:
@@ -177,12 +177,21 @@ class Engine:
         """New tokens that a request with so many prompt tokens can have."""
         return self._core.room(prompt)
 
-    def submit(self, prompt: Prompt, *, gamma: int | None = None, **options: Any) -> Running:
+    def submit(self, prompt: Prompt, **options: Any) -> Running:
         """A request: text or token ids, and the options of ``REQUEST_FIELDS``, each as in ``wmtp_jax.generate``.
 
-        ``gamma`` is at most the engine's. Raises UserError for what is wrong with it, QueueFull, and EngineClosed.
+        ``gamma`` is at most the engine's; ``logprobs`` so many of the likeliest tokens to tell at each position;
+        ``constraint`` what the text must fit. Raises UserError for what is wrong, QueueFull, and EngineClosed.
         """
-        task = self._core.make_task(prompt, lambda event, error: self._tell(task, event, error), gamma=gamma, **options)
+        return self.start(self.prepare(prompt, **options))
+
+    def prepare(self, prompt: Prompt, **options: Any) -> Task:
+        """The first half of ``submit``, which can take long (tokens of a text, a grammar) and holds nothing."""
+        task = self._core.make_task(prompt, lambda event, error: self._tell(task, event, error), **options)
+        return task
+
+    def start(self, task: Task) -> Running:
+        """The second half, which takes no time."""
         running = Running(task, self._cancel)
         with self._changed:
             if self._closing:
@@ -211,6 +220,16 @@ class Engine:
             self._changed.notify()
         self._thread.join()
 
+    def cut_short(self) -> None:
+        """Takes no more requests, and soon ends those that are in with what they have.
+
+        Those that have nothing yet end with EngineClosed.
+        """
+        with self._changed:
+            self._closing = True
+            self._commands.append(self._cut_all)
+            self._changed.notify()
+
     def __enter__(self) -> "Engine":
         return self
 
@@ -230,6 +249,14 @@ class Engine:
         for task in [*self._core.running, *self._core.waiting]:
             self._core.cancel(task)
             task.listener(None, EngineClosed("the engine was closed"))
+
+    def _cut_all(self) -> None:
+        for task in [*self._core.running, *self._core.waiting]:
+            if task.emitted:
+                self._core.cut_short(task)
+            else:
+                self._core.cancel(task)
+                task.listener(None, EngineClosed("the engine was closed"))
 
     def _work(self) -> None:
         try:

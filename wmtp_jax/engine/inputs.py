@@ -26,9 +26,9 @@ class Inputs:
 
     def sampling(self, tasks: Sequence[Task], bucket: int) -> Sampling:
         """The requests' own sampling."""
-        return self.sampled([task.sampling for task in tasks], bucket, plain=all(task.plain for task in tasks))
+        return self.for_params([task.sampling for task in tasks], bucket, plain=all(task.plain for task in tasks))
 
-    def sampled(self, rows: Sequence[SamplingParams], bucket: int, *, plain: bool) -> Sampling:
+    def for_params(self, rows: Sequence[SamplingParams], bucket: int, *, plain: bool) -> Sampling:
         """The same from parameters."""
         made = batch_sampling([*rows, *([_GREEDY] * (bucket - len(rows)))])
         if plain:
@@ -44,7 +44,7 @@ class Inputs:
         return np.stack(rows + [none] * (bucket - len(rows)))
 
     def first_allowed(self, *, plain: bool) -> np.ndarray | None:
-        """What a first token may be where nothing binds it; only the program for plain rows never asks."""
+        """What a first token may be, [W], where nothing binds it; the program for plain rows alone never asks."""
         return None if plain else self._all()
 
     def allowed(self, bucket: int, run: int) -> np.ndarray:

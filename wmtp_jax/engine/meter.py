@@ -13,7 +13,9 @@ from wmtp_jax.generation.stats import acceptance_by_position, acceptance_length
 class EngineMeter:
     """Counts since the start, and how things stood at the last turn's end.
 
-    ``prefill_tokens`` of prompts were read, ``reused_tokens`` were not, since an earlier prompt began alike.
+    ``prefill_tokens`` were read, of prompts and again of requests that had to give way; ``reused_tokens`` were not,
+    since an earlier prompt began alike. ``output_tokens`` were handed over, ``emitted_tokens`` of them by steps: the
+    others came first in their texts.
     """
 
     gamma: int
@@ -23,6 +25,7 @@ class EngineMeter:
     reused_tokens: int = 0
     steps: int = 0
     emitted_tokens: int = 0
+    output_tokens: int = 0
     waiting: int = 0
     running: int = 0
     most_running: int = 0

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, UInt32
 
 from wmtp_jax.cache.paged import allocate
 from wmtp_jax.decode.drafter import Proposing
-from wmtp_jax.decode.loop import Emitted, Stepped, commit, decode, emit, nothing, verify
+from wmtp_jax.decode.loop import Emitted, conclude, decode, emit, nothing
 from wmtp_jax.decode.prefill import draft_dtype, first_token, read_chunk
 from wmtp_jax.decode.sampling import History, Likely, Sampling
 from wmtp_jax.decode.state import Committed, DecodeState
@@ -331,8 +331,6 @@ def _verify(
     stops: Array,
 ) -> tuple[DecodeState, Emitted]:
     batch, target = take_slots(state, slots, tables, sampling.penalized), model.unpack()
-    verified = verify(target, batch, drafts, sampling, allowed)
-    batch, count = commit(batch, drafts, batch.draft, verified, stops)
-    rows, run = verified.choices.shape
-    stepped = Stepped(batch, verified.choices, count, verified.likely)
-    return put_slots(state, slots, batch), emit(nothing(target, sampling, rows, run, 1), stepped)
+    stepped = conclude(target, batch, drafts, sampling, stops, allowed)
+    rows, run = stepped.tokens.shape
+    return put_slots(state, slots, stepped.state), emit(nothing(target, sampling, rows, run, 1), stepped)

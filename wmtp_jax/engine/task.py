@@ -49,8 +49,8 @@ class Task:
     pages: list[int] = field(default_factory=list)
     read: int = 0
     reading: bool = False
-    # Prompt tokens that an earlier request had read.
-    reused: int = 0
+    # Prompt tokens that an earlier request had read; None before the first slot.
+    reused: int | None = None
 
     @property
     def emitted(self) -> list[int]:

@@ -97,7 +97,7 @@ class GenerateOptions:
                 f"cache_dtype={str(self.cache_dtype) or repr('')}: must be one of {', '.join(CACHE_DTYPES)}"
             )
         if self.stop is None or any(not isinstance(stop, str) or not stop for stop in self.stop_strings):
-            raise UserError("a stop string must be text of at least one character")
+            raise UserError("a stop string must be text of at least one character", field="stop")
         self.row_sampling(len(self.seed) if isinstance(self.seed, Sequence) else 1)
 
     def _check_acceptance(self) -> None:
@@ -162,4 +162,4 @@ def require_integer(name: str, value: Any, low: int, high: int | None = None) ->
     whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise UserError(f"{name}={value}: must be a whole number, {allowed}")
+        raise UserError(f"{name}={value}: must be a whole number, {allowed}", field=name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wmtp_jax.errors import UserError
+from wmtp_jax.errors import PromptTooLong, UserError
 from wmtp_jax.model import Model
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -51,7 +51,7 @@ def _checked(model: Model, row: int, prompt: Any, new_positions: int) -> list[in
         if not 0 <= token < vocab:
             raise UserError(f"prompt {row}: token id {token} at position {position} is not in 0 to {vocab - 1}")
     if len(ids) + new_positions > limit:
-        raise UserError(
+        raise PromptTooLong(
             f"prompt {row}: {len(ids)} tokens and {new_positions} more for new and drafted tokens exceed the model's "
             f"max_positions={limit}: shorten the prompt or lower max_new_tokens"
         )

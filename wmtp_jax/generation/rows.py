@@ -76,6 +76,13 @@ class Row:
         self.finished = finished
         return Event(row=self.index, text=text, tokens=taken, finished=finished, pieces=pieces)
 
+    def cut_short(self) -> Event:
+        """Ends the row where it stands, as if that had been its limit."""
+        rest, stopped = self._rest()
+        self.text += rest
+        self.finished = "stop string" if stopped else "length"
+        return Event(row=self.index, text=rest, tokens=[], finished=self.finished)
+
     def _text_of(self, token: int) -> str:
         if self._detokenizer is None or token in self._silent:
             return ""

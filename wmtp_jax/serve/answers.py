@@ -51,7 +51,7 @@ class Drafts(BaseModel):
 
 
 class TokenDraft(BaseModel):
-    """A token's text, and whether it was drafted."""
+    """A token's text, and whether it was drafted; a step's last token counts as the target's own."""
 
     text: str
     drafted: bool
@@ -141,7 +141,7 @@ class ChatChunk(_Body):
 
 
 class ModelCard(BaseModel):
-    """``context`` counts a request's prompt and new tokens."""
+    """``context`` is what a request's prompt and new tokens together may be."""
 
     id: str
     object: Literal["model"] = "model"

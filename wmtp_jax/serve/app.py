@@ -1,7 +1,6 @@
 """The routes of the server."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wmtp_jax.serve import errors
 from wmtp_jax.serve.answers import ChatCompletion, Completion, ErrorBody, Health, ModelCard, ModelList, to_json
+from wmtp_jax.serve.choices import Choice
+from wmtp_jax.serve.formats import Format
 from wmtp_jax.serve.limits import Limits
-from wmtp_jax.serve.schema import ChatRequest, CompletionRequest
+from wmtp_jax.serve.schema import ChatRequest, CompletionRequest, GenerationRequest
 from wmtp_jax.serve.service import Service
 from wmtp_jax.serve.streaming import EventStream, Gone, unless_gone
 
@@ -31,29 +32,22 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
         (503, "The server is stopping."),
     )
 }
-# A refused key, and for unknown paths below /v1 nothing else.
 _STREAMED = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _NOBODY_LEFT = 499
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application over a service, which it closes at its end."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.close()
-
+    """The application over a service."""
     app = FastAPI(
         title="wmtp",
         version=metadata.version("wmtp-jax"),
         description="Lossless speculative decoding behind the OpenAI API.",
-        lifespan=lifespan,
     )
     errors.install(app)
     options = service.options
     app.add_middleware(Limits, body_bytes=options.body_bytes, api_key=options.api_key)
-    app.add_middleware(_Counted, service=service)
+    app.add_middleware(_Counted, service=service, paths=_PATHS)
     _add_api(app, service)
     _add_pages(app, service)
     # Fields that are wrong are 400 here, as in the API that this one follows.
@@ -104,7 +98,12 @@ def _add_pages(app: FastAPI, service: Service) -> None:
         return FileResponse(PAGE, media_type="text/html")
 
 
-async def _answer(service: Service, submitting: Any, body: Any, request: Request) -> Response:
+async def _answer(
+    service: Service,
+    submitting: Coroutine[Any, Any, tuple[Format, list[Choice]]],
+    body: GenerationRequest,
+    request: Request,
+) -> Response:
     try:
         made, choices = await unless_gone(submitting, request.receive)
         if body.stream:
@@ -117,19 +116,34 @@ async def _answer(service: Service, submitting: Any, body: Any, request: Request
 
 
 class _Counted:
-    """Counts answers by path and status. Unknown paths count as one: a client must not make metrics grow."""
+    """Counts answers by path and status, and answers what nothing else has.
 
-    def __init__(self, app: ASGIApp, *, service: Service):
-        self._app, self._service = app, service
+    Unknown paths count as one: a client must not make metrics grow.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: Service, paths: Sequence[str]):
+        self._app, self._service, self._paths = app, service, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
         async def counted(message: Any) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
-                route = scope.get("route")
-                self._service.metrics.answered(getattr(route, "path", "other"), message["status"])
+                begun = True
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._service.metrics.answered(path, message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception as error:
+            if begun:
+                raise
+            await errors.api_error(error).response()(scope, receive, counted)
 
 
 def _without_422(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

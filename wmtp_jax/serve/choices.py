@@ -18,14 +18,14 @@ from wmtp_jax.serve.answers import Drafts, FinishReason
 
 @dataclass(eq=False)
 class Choice:
-    """``index`` is its place in the answer; choices of one request share their ``prompt``.
+    """``index`` is its place in the answer, ``prompt`` that of its prompt among the request's.
 
     ``arrived`` is when the request came, in seconds of the monotonic clock.
     """
 
     index: int
     running: Running
-    prompt: list[int]
+    prompt: int
     gamma: int
     arrived: float
     events: list[Event] = field(default_factory=list)
@@ -44,9 +44,8 @@ class Choice:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """A text that was cut short, by its own limit or by the server's end, has reached a length."""
-        finished = self.events[-1].finished if self.events else None
-        return "stop" if finished in ("stop", "stop string") else "length"
+        """As the API has it. A text that the server's end cut short has reached a length."""
+        return "length" if self.events[-1].finished == "length" else "stop"
 
     def drafts(self) -> Drafts:
         """How drafting went. The first token comes without a step; each step emits one token that was not drafted."""
@@ -59,7 +58,7 @@ class Choice:
                     histogram[run] += 1
                     run = 0
         # The first token is no step's.
-        if self.events:
+        if self.tokens:
             histogram[0] -= 1
         pace = [
             1000 * (now - before) / steps
@@ -82,13 +81,12 @@ class Choice:
 
 
 async def events(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Event], None]:
-    """All events of several choices as they come, each already taken in by its choice."""
+    """All events of several choices as they come, each taken in by its choice before it is given on."""
     arrived: asyncio.Queue[tuple[Choice, Event] | Exception | None] = asyncio.Queue()
 
     async def follow(choice: Choice) -> None:
         try:
             async for event in choice.running:
-                choice.take(event)
                 arrived.put_nowait((choice, event))
             arrived.put_nowait(None)
         except Exception as error:
@@ -104,7 +102,9 @@ async def events(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Even
             if item is None:
                 ended += 1
             else:
-                yield item
+                choice, event = item
+                choice.take(event)
+                yield choice, event
     finally:
         for follower in followers:
             follower.cancel()

@@ -12,24 +12,14 @@ from starlette.exceptions import HTTPException
 
 from wmtp_jax.engine.core import StepFailed
 from wmtp_jax.engine.engine import EngineClosed, QueueFull
-from wmtp_jax.errors import UserError
+from wmtp_jax.errors import PromptTooLong, UserError
 from wmtp_jax.serve.answers import ErrorBody, ErrorDetail
 from wmtp_jax.text.constraints import GrammarFailed
 
 _log = logging.getLogger(__name__)
 _INVALID = "invalid_request_error"
-# How the engine's messages begin, and the field of a request that they are about.
-_FIELDS = {
-    "gamma": "gamma",
-    "logprobs": "logprobs",
-    "json_schema": "response_format",
-    "regex": "response_format",
-    "constraint": "response_format",
-    "ignore_eos": "ignore_eos",
-    "a stop string": "stop",
-    "stop strings": "stop",
-    "seed": "seed",
-}
+# The engine's name for a field of a request, where it is another.
+_FIELDS = {"constraint": "response_format", "max_new_tokens": "max_tokens"}
 # What a field may be where it may be several things: the checks tell of each alone.
 _UNIONS = {
     "prompt": "must be text, token ids, or a list of either, none of them empty",
@@ -73,10 +63,9 @@ def api_error(error: Exception, prompt_field: str = "prompt") -> ApiError:
     if isinstance(error, GrammarFailed):
         return ApiError(400, str(error), param="response_format")
     if isinstance(error, UserError):
-        message = str(error)
-        field = next((name for start, name in _FIELDS.items() if message.startswith(start)), prompt_field)
-        long = "this engine holds" in message or "max_positions" in message
-        return ApiError(400, message, param=field, code="context_length_exceeded" if long else None)
+        field = prompt_field if error.field is None else _FIELDS.get(error.field, error.field)
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+        return ApiError(400, str(error), param=field, code=code)
     _log.error("a request failed", exc_info=error)
     return ApiError(500, f"internal error: {type(error).__name__}", kind="server_error")
 
@@ -97,10 +86,6 @@ def install(app: FastAPI) -> None:
         message = "the body cannot be read as JSON" if error.status_code == 400 else str(error.detail)
         headers = dict(error.headers) if error.headers else None
         return ApiError(error.status_code, message, headers=headers).response()
-
-    @app.exception_handler(Exception)
-    async def _unknown(_: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:

@@ -58,10 +58,6 @@ class Format(ABC):
         """What an event added; the last event's says how the choice ended."""
 
     @abstractmethod
-    def end(self, choice: Choice) -> BaseModel:
-        """The chunk that ends a choice whose last event never came: it was cut short."""
-
-    @abstractmethod
     def counts(self, choices: Sequence[Choice]) -> BaseModel:
         """A chunk with nothing but the usage."""
 
@@ -84,7 +80,7 @@ class CompletionFormat(Format):
 
     prefix = "cmpl"
 
-    def whole(self, choices):
+    def whole(self, choices: Sequence[Choice]) -> BaseModel:
         made = [
             CompletionChoice(
                 index=choice.index,
@@ -97,10 +93,10 @@ class CompletionFormat(Format):
         ]
         return Completion(**self._body(), choices=made, usage=usage(choices))
 
-    def begin(self, choice):
+    def begin(self, choice: Choice) -> BaseModel | None:
         return None
 
-    def chunk(self, choice, event):
+    def chunk(self, choice: Choice, event: Event) -> BaseModel:
         ended = event.finished is not None
         made = CompletionChoice(
             index=choice.index,
@@ -111,11 +107,7 @@ class CompletionFormat(Format):
         )
         return Completion(**self._body(), choices=[made])
 
-    def end(self, choice):
-        made = CompletionChoice(index=choice.index, text="", finish_reason="length")
-        return Completion(**self._body(), choices=[made])
-
-    def counts(self, choices):
+    def counts(self, choices: Sequence[Choice]) -> BaseModel:
         return Completion(**self._body(), choices=[], usage=usage(choices))
 
     def _logprobs(self, events: Sequence[Event], offset: int) -> CompletionLogprobs | None:
@@ -142,7 +134,7 @@ class ChatFormat(Format):
 
     prefix = "chatcmpl"
 
-    def whole(self, choices):
+    def whole(self, choices: Sequence[Choice]) -> BaseModel:
         made = [
             ChatChoice(
                 index=choice.index,
@@ -155,11 +147,11 @@ class ChatFormat(Format):
         ]
         return ChatCompletion(**self._body(), choices=made, usage=usage(choices))
 
-    def begin(self, choice):
+    def begin(self, choice: Choice) -> BaseModel | None:
         delta = Delta(role="assistant", content="")
         return ChatChunk(**self._body(), choices=[ChatChunkChoice(index=choice.index, delta=delta)])
 
-    def chunk(self, choice, event):
+    def chunk(self, choice: Choice, event: Event) -> BaseModel:
         ended = event.finished is not None
         made = ChatChunkChoice(
             index=choice.index,
@@ -170,11 +162,7 @@ class ChatFormat(Format):
         )
         return ChatChunk(**self._body(), choices=[made])
 
-    def end(self, choice):
-        made = ChatChunkChoice(index=choice.index, delta=Delta(), finish_reason="length")
-        return ChatChunk(**self._body(), choices=[made])
-
-    def counts(self, choices):
+    def counts(self, choices: Sequence[Choice]) -> BaseModel:
         return ChatChunk(**self._body(), choices=[], usage=usage(choices))
 
     def _logprobs(self, events: Sequence[Event]) -> ChatLogprobs | None:
@@ -193,7 +181,7 @@ class ChatFormat(Format):
 
 def usage(choices: Sequence[Choice]) -> Usage:
     """Each prompt counts once, however many choices it has."""
-    prompts = {id(choice.prompt): choice for choice in reversed(choices)}
+    prompts = {choice.prompt: choice for choice in reversed(choices)}
     read = sum(choice.running.prompt_tokens for choice in prompts.values())
     written = sum(len(choice.tokens) for choice in choices)
     return Usage(

@@ -65,9 +65,9 @@ class _EngineCollector(Collector):
         for name, what, value in (
             ("wmtp_finished", "Requests that came to their end.", meter.finished),
             ("wmtp_preempted", "Times that a request had to give its pages up and be read again.", meter.preempted),
-            ("wmtp_prompt_tokens", "Prompt tokens that were read.", meter.prefill_tokens),
+            ("wmtp_prompt_tokens", "Tokens that were read before a text began, or went on.", meter.prefill_tokens),
             ("wmtp_reused_prompt_tokens", "Prompt tokens that an earlier prompt had read.", meter.reused_tokens),
-            ("wmtp_output_tokens", "Tokens that steps emitted.", meter.emitted_tokens),
+            ("wmtp_output_tokens", "Tokens of texts.", meter.output_tokens),
             ("wmtp_steps", "Steps of the loop.", meter.steps),
         ):
             yield CounterMetricFamily(name, what, value)

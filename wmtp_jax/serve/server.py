@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import uvicorn
 
@@ -36,6 +37,11 @@ class Server(uvicorn.Server):
         )
         self._service = service
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal of either kind stops, the second does not wait."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Without raising them again at the end: a stop that was asked for is no failure."""
@@ -61,10 +67,7 @@ class Server(uvicorn.Server):
 
     async def _cut_short(self) -> None:
         await asyncio.sleep(self._service.options.grace)
-        while True:
-            # Requests that were being submitted when the time ended may come later.
-            self._service.cut_short()
-            await asyncio.sleep(0.1)
+        self._service.cut_short()
 
 
 def serve(model: Model, options: ServeOptions, ready: Callable[[str], None]) -> None:
@@ -72,10 +75,11 @@ def serve(model: Model, options: ServeOptions, ready: Callable[[str], None]) -> 
     # First, so that an address that is taken is told before anything is compiled.
     listening = listen(options.host, options.port)
     try:
-        server = Server(Service(model, options))
-        host, port = listening.getsockname()[:2]
-        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        server.run(sockets=[listening])
+        with contextlib.closing(Service(model, options)) as service:
+            server = Server(service)
+            host, port = listening.getsockname()[:2]
+            ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            server.run(sockets=[listening])
     finally:
         listening.close()
 

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from wmtp_jax.engine.engine import Engine, Running
+from wmtp_jax.engine.engine import Engine, EngineClosed
+from wmtp_jax.engine.task import Task
 from wmtp_jax.errors import UserError
 from wmtp_jax.model import Model
 from wmtp_jax.serve.answers import ModelCard
@@ -50,9 +51,9 @@ class Service:
         self.metrics = Metrics(lambda: self.engine.meter)
         self.started = int(time.time())
         self.stopping = False
-        self._native: Engine | None = None
-        self._making = threading.Lock()
-        self._open: set[Running] = set()
+        self._engines = [self.engine]
+        self._changing = threading.Lock()
+        self._native: asyncio.Future[Engine] | None = None
 
     @property
     def drafts(self) -> list[str]:
@@ -66,8 +67,7 @@ class Service:
 
     def card(self) -> ModelCard:
         """What the server says about its model."""
-        context = self.engine.room(0) + self.engine.gamma + 1
-        return ModelCard(id=self.options.name, created=self.started, context=context, drafts=self.drafts)
+        return ModelCard(id=self.options.name, created=self.started, context=self.engine.room(0), drafts=self.drafts)
 
     def require_model(self, name: str) -> None:
         """Raises ApiError for a model that is not served."""
@@ -81,17 +81,19 @@ class Service:
 
     async def complete(self, request: CompletionRequest) -> tuple[Format, list[Choice]]:
         """Submits a completion's choices. Raises ApiError."""
-        given = request.prompt
+        arrived, given = time.monotonic(), request.prompt
         single = isinstance(given, str) or isinstance(given[0], int)
         prompts: list[Any] = [given] if single else list(given)
         limit = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         made = CompletionFormat(
             self.model, self.options.name, request.logprobs is not None, bool(request.draft_details)
         )
-        return made, await self._submit(request, prompts, limit, request.logprobs, "prompt")
+        asked = _Asked(prompts, limit, request.logprobs, arrived, "prompt")
+        return made, await self._submit(request, asked)
 
     async def chat(self, request: ChatRequest) -> tuple[Format, list[Choice]]:
         """Submits a chat's choices. Raises ApiError."""
+        arrived = time.monotonic()
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         turns = [_turn(message) for message in request.messages]
@@ -100,12 +102,12 @@ class Service:
         except UserError as error:
             message = str(error).replace("leave --chat out", "use /v1/completions")
             raise ApiError(400, message, param="messages") from None
-        limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+        limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if limit is None:
             limit = max(1, self.engine.room(len(prompt)))
         wanted = (request.top_logprobs or 0) if request.logprobs else None
         made = ChatFormat(self.model, self.options.name, bool(request.logprobs), bool(request.draft_details))
-        return made, await self._submit(request, [prompt], limit, wanted, "messages")
+        return made, await self._submit(request, _Asked([prompt], limit, wanted, arrived, "messages"))
 
     async def whole(self, made: Format, choices: Sequence[Choice]) -> BaseModel:
         """The answer once every choice has ended. Raises ApiError."""
@@ -129,9 +131,6 @@ class Service:
             async with contextlib.aclosing(events(choices)) as coming:
                 async for choice, event in coming:
                     yield made.chunk(choice, event)
-            for choice in choices:
-                if not choice.events or choice.events[-1].finished is None:
-                    yield made.end(choice)
             if count:
                 yield made.counts(choices)
         except Exception as error:
@@ -141,50 +140,47 @@ class Service:
 
     def cut_short(self) -> None:
         """Ends every running text where it stands; each is answered with what there is of it."""
-        for running in list(self._open):
-            running.cancel()
+        for engine in self._engines:
+            engine.cut_short()
 
     def close(self) -> None:
         """Ends the engines and all that runs in them."""
-        self.stopping = True
-        for engine in (self.engine, self._native):
-            if engine is not None:
-                engine.close(finish=False)
+        with self._changing:
+            self.stopping = True
+        for engine in self._engines:
+            engine.close(finish=False)
 
-    async def _submit(
-        self,
-        request: GenerationRequest,
-        prompts: Sequence[Any],
-        limit: int,
-        logprobs: int | None,
-        prompt_field: str,
-    ) -> list[Choice]:
-        arrived, number = time.monotonic(), request.n or 1
-        if len(prompts) * number > self.options.choices:
-            what = f"{len(prompts)} prompts times n={number}"
-            field = "n" if number > 1 else prompt_field
+    async def _submit(self, request: GenerationRequest, asked: "_Asked") -> list[Choice]:
+        number = request.n or 1
+        if len(asked.prompts) * number > self.options.choices:
+            what = f"{len(asked.prompts)} prompts times n={number}"
+            field = "n" if number > 1 else asked.prompt_field
             raise ApiError(400, f"{field}: {what} are more than {self.options.choices} choices", param=field)
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options: needs stream to be true", param="stream_options")
-        given = self._engine_options(request) | dict(max_new_tokens=limit, logprobs=logprobs)
-        # No seed: another text each time, and another for each choice.
-        seed = secrets.randbits(32) if request.seed is None else request.seed
         choices: list[Choice] = []
         try:
             engine = await self._engine(request)
-            for prompt in prompts:
-                for _ in range(number):
-                    own = (seed + len(choices)) % 2**32
-                    running = await run_in_threadpool(engine.submit, prompt, seed=own, **given)
-                    self._open.add(running)
-                    choices.append(Choice(len(choices), running, prompt, engine.gamma, arrived))
+            # Only this can take long, and whoever leaves meanwhile leaves nothing behind.
+            tasks = await run_in_threadpool(self._prepare, engine, request, asked, number)
+            for index, task in enumerate(tasks):
+                choices.append(Choice(index, engine.start(task), index // number, engine.gamma, asked.arrived))
         except Exception as error:
             self._release(choices)
-            raise api_error(error, prompt_field) from error
-        except asyncio.CancelledError:
-            self._release(choices)
-            raise
+            raise api_error(error, asked.prompt_field) from error
         return choices
+
+    def _prepare(self, engine: Engine, request: GenerationRequest, asked: "_Asked", number: int) -> list[Task]:
+        given = self._engine_options(request) | dict(max_new_tokens=asked.limit, logprobs=asked.logprobs)
+        # No seed: another text each time, and another for each choice.
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        tasks: list[Task] = []
+        for prompt in asked.prompts:
+            # Once for all its choices. One without a token is the engine's to refuse.
+            ids = self.model.encode(prompt) if isinstance(prompt, str) else prompt
+            for _ in range(number):
+                tasks.append(engine.prepare(ids or prompt, seed=(seed + len(tasks)) % 2**32, **given))
+        return tasks
 
     def _engine_options(self, request: GenerationRequest) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -210,28 +206,47 @@ class Service:
         if request.draft is not None and request.draft not in self.drafts:
             raise ApiError(400, f"draft: this server has {', '.join(self.drafts)}, not {request.draft}", param="draft")
         if request.draft == "native" and self.options.engine.window:
-            return await run_in_threadpool(self._native_engine)
+            return await self._native_engine()
         return self.engine
 
-    def _native_engine(self) -> Engine:
-        """The engine whose drafts see everything, made when it is first asked for."""
-        with self._making:
-            if self.stopping:
-                raise ApiError(503, "the server is stopping", kind="server_error")
-            if self._native is None:
-                options = replace(self._given, rows=1, pages=None, window=0, sink=None, prefix_bytes=0)
-                self._native = Engine(self.model, options, warm_up=self._warm_up)
-            return self._native
+    async def _native_engine(self) -> Engine:
+        """The engine whose drafts see everything, made when it is first asked for; all who ask wait for one."""
+        if self._native is None:
+            self._native = asyncio.ensure_future(run_in_threadpool(self._make_native))
+        try:
+            return await asyncio.shield(self._native)
+        except Exception:
+            self._native = None
+            raise
+
+    def _make_native(self) -> Engine:
+        options = replace(self._given, rows=1, pages=None, window=0, sink=None, prefix_bytes=0)
+        engine = Engine(self.model, options, warm_up=self._warm_up)
+        with self._changing:
+            if not self.stopping:
+                self._engines.append(engine)
+                return engine
+        engine.close()
+        raise EngineClosed("the server is stopping")
 
     def _release(self, choices: Sequence[Choice]) -> None:
         """Whatever has not ended is of no more use to anyone."""
         for choice in choices:
-            self._open.discard(choice.running)
             if choice.running.finished is None:
                 choice.running.cancel()
             waits = choice.waits()
             if waits is not None:
                 self.metrics.generated(*waits)
+
+
+class _Asked(NamedTuple):
+    """What a request comes to, of either kind: texts or token ids, and new tokens for each."""
+
+    prompts: Sequence[Any]
+    limit: int
+    logprobs: int | None
+    arrived: float
+    prompt_field: str
 
 
 def _turn(message: Any) -> dict[str, Any]:

@@ -6,17 +6,21 @@ The grammars are those of llguidance, which walks the vocabulary's bytes.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt32
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from wmtp_jax.errors import UserError
 
 # Any amount of white space is JSON, and a weak model writes nothing else for ever.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
+# What one text's grammar may cost those beside it: the library's own limits are about 16 ms a mask and 500 MB.
+_LIMITS = LLParserLimits(step_lexer_fuel=70_000, step_max_items=25_000, max_lexer_states=30_000)
+_KEPT_GRAMMARS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +35,13 @@ class Constraint:
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.regex is None):
-            raise UserError("a constraint is either a json_schema or a regex")
+            raise UserError("a constraint is either a json_schema or a regex", field="constraint")
         if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
-            raise UserError(f"json_schema: must be an object, not {type(self.json_schema).__name__}")
+            raise _error("json_schema", f"must be an object, not {type(self.json_schema).__name__}")
+        if self.json_schema is not None and "x-guidance" in self.json_schema:
+            raise _error("json_schema", "x-guidance: a schema cannot set how strictly it is followed")
         if self.regex is not None and not isinstance(self.regex, str):
-            raise UserError(f"regex: must be text, not {type(self.regex).__name__}")
+            raise _error("regex", f"must be text, not {type(self.regex).__name__}")
 
     def grammar(self) -> str:
         """As llguidance takes it. Raises UserError for a schema that is no JSON."""
@@ -44,7 +50,7 @@ class Constraint:
         try:
             return LLMatcher.grammar_from_json_schema(json.dumps(self.json_schema), overrides=_JSON_OPTIONS)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"json_schema: {_one_line(error)}") from None
+            raise _error("json_schema", _one_line(error)) from None
 
 
 class Grammars:
@@ -54,14 +60,19 @@ class Grammars:
         if not eos_ids:
             raise UserError("a constraint needs a model with an end token, and this one has none")
         self._vocabulary = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
+        # Several texts often have one schema, which can take long to read.
+        self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
 
     def matcher(self, constraint: Constraint) -> "Matcher":
         """A matcher before the first token. Raises UserError for what llguidance cannot make a grammar of."""
-        inner = LLMatcher(self._vocabulary, constraint.grammar(), log_level=0)
+        inner = self._compiled(constraint.grammar())
         if inner.is_error():
             name = "regex" if constraint.regex is not None else "json_schema"
-            raise UserError(f"{name}: {_one_line(inner.get_error())}")
-        return Matcher(inner, -(-self._vocabulary.vocab_size // 32))
+            raise _error(name, _one_line(inner.get_error()))
+        return Matcher(inner.deep_copy(), -(-self._vocabulary.vocab_size // 32))
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
 
 
 class GrammarFailed(RuntimeError):
@@ -77,7 +88,6 @@ class Matcher:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Takes in what was emitted. Raises GrammarFailed where that is not possible."""
-        # Behind the end there may be nothing, and nothing more is asked.
         if not self._inner.consume_tokens(list(tokens)):
             raise GrammarFailed(f"the constraint cannot be followed: {_one_line(self._inner.get_error())}")
 
@@ -104,6 +114,10 @@ class Matcher:
         if self._inner.is_error():
             raise GrammarFailed(f"the constraint cannot be followed: {_one_line(self._inner.get_error())}")
         return bits
+
+
+def _error(name: str, message: str) -> UserError:
+    return UserError(f"{name}: {message}", field="constraint")
 
 
 def _one_line(error: Any) -> str:
