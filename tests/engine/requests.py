@@ -1,5 +1,6 @@
 """Engines small enough to drive by the hundred, and requests to drive them with."""
 
+import random
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from tests.tiny import CONFIGS, tiny_model
 from wmtp_jax.decode.sampling import History, batch_sampling, choose, start_history
 from wmtp_jax.engine.core import Core
 from wmtp_jax.engine.options import EngineOptions
+from wmtp_jax.engine.pace import Kind, Pace
 from wmtp_jax.generation.rows import Event
 from wmtp_jax.model import Model
 from wmtp_jax.text.constraints import Constraint, Grammars
@@ -52,6 +54,7 @@ ENGINES = {
     "halved chunks": ("hybrid", dict(rows=2, page_size=64, chunk=64, gamma=2, window=4, sink=1, steps=2)),
     "bound": ("hybrid", dict(rows=3, page_size=4, chunk=4, gamma=3, window=6, sink=2, pages=24, constraints=True)),
     "bound alike": ("mamba", dict(rows=4, page_size=8, chunk=8, gamma=2, window=5, sink=0, constraints=True)),
+    "rests": ("hybrid", dict(rows=3, page_size=8, chunk=8, gamma=3, window=6, sink=2, steps=2, rest=True)),
     "no prefixes": ("experts", dict(rows=3, page_size=4, chunk=4, gamma=1, window=1, sink=1, steps=2, prefix_bytes=0)),
 }
 
@@ -59,7 +62,22 @@ ENGINES = {
 def make_core(kind: str, **changes: Any) -> Core:
     """An engine without its thread."""
     name, options = ENGINES[kind]
-    return Core(small_model(name), EngineOptions(**{"context": CONTEXT, "prefill_tokens": 1, **options, **changes}))
+    given = {"context": CONTEXT, "prefill_tokens": 1, **options, **changes}
+    core = Core(small_model(name), EngineOptions(**given))
+    if core._pace is not None:
+        core._pace = Wavering()
+    return core
+
+
+class Wavering(Pace):
+    """Rests and drafts by chance, whatever it costs: what the machine is slow at decides no test."""
+
+    def __init__(self):
+        super().__init__()
+        self._chance = random.Random(0)
+
+    def drafts(self, kind: Kind) -> bool:
+        return self._chance.random() < 0.5
 
 
 CONSTRAINTS = [

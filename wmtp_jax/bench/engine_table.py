@@ -11,9 +11,10 @@ from wmtp_jax.bench.tables import spread
 
 def throughput_table(results: Sequence[Throughput], options: EngineBenchOptions) -> Table:
     """A line a number of clients."""
+    drafts = f"{options.gamma}, or none where that is faster" if options.rest else str(options.gamma)
     table = Table(
         caption=f"{options.requests} requests a round, prompts of {options.prompt} tokens, {options.new_tokens} new "
-        f"ones; gamma {options.gamma}, window {options.window}; prompts are read within the time\n"
+        f"ones; gamma {drafts}, window {options.window}; prompts are read within the time\n"
         "medians of rounds (lowest to highest)"
     )
     for title in ("clients", "tokens/s", "ratio", "first token ms", "ms a token", "acceptance length"):

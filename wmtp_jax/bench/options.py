@@ -208,6 +208,7 @@ class EngineBenchOptions:
     new_tokens: int = 64
     long: int = 31 * 2**10
     gamma: int = 3
+    rest: bool = False
     window: int = 512
     sink: int = 4
     repeats: int = 3

@@ -26,6 +26,9 @@ def engine_command(
     new_tokens: Annotated[int, typer.Option(help="After each prompt.")] = _Default.new_tokens,
     long: Annotated[str, typer.Option(help="Tokens of the prompt beside which a short one starts; 0 is none.")] = "31K",
     gamma: Annotated[int, typer.Option(help="Drafted tokens a step.")] = _Default.gamma,
+    rest: Annotated[
+        bool, typer.Option(help="Draft nothing for a number of rows at which drafts cost more than they bring.")
+    ] = _Default.rest,
     window: Annotated[int, typer.Option(help="Tokens the draft head sees; 0 is all.")] = _Default.window,
     sink: Annotated[int, typer.Option(help="First tokens it sees besides a window.")] = _Default.sink,
     repeats: Annotated[int, typer.Option(help="Measured rounds.")] = _Default.repeats,
@@ -42,6 +45,7 @@ def engine_command(
         new_tokens=new_tokens,
         long=0 if long == "0" else parse_tokens(long, "long"),
         gamma=gamma,
+        rest=rest,
         window=window,
         sink=sink,
         repeats=repeats,

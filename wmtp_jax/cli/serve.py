@@ -51,6 +51,9 @@ def serve_command(
     ] = _Engine.prefill_tokens,
     queue: Annotated[int, typer.Option(help="Requests that may wait; more get status 429.")] = _Engine.queue,
     gamma: Annotated[int, typer.Option(help="Drafted tokens a step; 0 is plain decoding.")] = _Engine.gamma,
+    rest: Annotated[
+        bool, typer.Option(help="Draft nothing for a number of rows at which drafts cost more than they bring.")
+    ] = _Engine.rest,
     window: Annotated[int, typer.Option(help="Tokens the draft head sees; 0 is all.")] = _Engine.window,
     sink: Annotated[
         int | None, typer.Option(help="First tokens it sees besides.", show_default=f"{DEFAULT_SINK} with a window")
@@ -92,6 +95,7 @@ def serve_command(
             prefill_tokens=prefill_tokens,
             queue=queue,
             gamma=0 if no_mtp and heads is None else gamma,
+            rest=rest,
             window=window,
             sink=sink,
             cache_dtype=cache_dtype,

@@ -93,15 +93,23 @@ class Adaptive:
     def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
         """One step with 0 to ``gamma`` drafts; each number is a branch with a shape of its own."""
         pace, inner = state.draft.pace, replace(state, draft=state.draft.draft)
-        if isinstance(self.drafter, MTPDrafter):
-            # Whatever is drafted: an entry that is not stored now would be missing later.
-            inner = replace(inner, draft=draft_extend(model, inner))
+        inner = replace(inner, draft=extended(model, self.drafter, inner))
         expected = foreseen(model, state, self.gamma)
         count = choose_count(state, pace, expected)
-        branches = [partial(_branch, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)]
-        new, choices, emitted = jax.lax.switch(count, branches, inner)
-        pace = updated(pace, count, emitted, ~state.done, expected)
-        return Stepped(replace(new, draft=Paced(new.draft, pace)), choices, emitted)
+        branches = [
+            partial(step_with, model, self.drafter, number, sampling, stops) for number in range(self.gamma + 1)
+        ]
+        stepped = jax.lax.switch(count, branches, inner)
+        pace = updated(pace, count, stepped.count, ~state.done, expected)
+        return stepped._replace(state=replace(stepped.state, draft=Paced(stepped.state.draft, pace)))
+
+
+def extended(model: Decoder, drafter: Proposing, state: DecodeState) -> Any:
+    """The drafter's arrays with the entries of the last run.
+
+    Whatever is drafted: an entry that is not stored now would be missing later.
+    """
+    return draft_extend(model, state) if isinstance(drafter, MTPDrafter) else state.draft
 
 
 def foreseen(model: Decoder, state: DecodeState, gamma: int) -> Float[Array, "B gamma"]:
@@ -131,18 +139,20 @@ def choose_count(state: DecodeState, pace: Pace, expected: Float[Array, "B gamma
     return jnp.where(pace.forced >= 0, pace.forced, best).astype(jnp.int32)
 
 
-def _branch(
+def step_with(
     model: Decoder, drafter: Proposing, number: int, sampling: Sampling, stops: Int[Array, "B E"], state: DecodeState
-) -> tuple[DecodeState, Int[Array, "B N"], Int[Array, " B"]]:
-    """A step with ``number`` drafts; what it returns has the shape of one with ``drafter.gamma``."""
+) -> Stepped:
+    """A step with ``number`` drafts after ``extended``; what it returns has the shape of one with ``drafter.gamma``."""
     drafts, draft = _drafts(model, drafter, number, state, sampling)
     verified = verify(model, state, drafts, sampling)
-    new, emitted = commit(state, drafts, draft, verified, stops)
-    missing = drafter.gamma - number
-    hidden = jnp.pad(new.committed.hidden, ((0, 0), (0, missing), (0, 0)))
-    tokens = jnp.pad(new.committed.tokens, ((0, 0), (0, missing)))
-    committed = Committed(hidden, tokens, new.committed.count)
-    return replace(new, committed=committed), tokens, emitted
+    new, count = commit(state, drafts, draft, verified, stops)
+
+    def padded(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (0, drafter.gamma - number), *[(0, 0)] * (x.ndim - 2)))
+
+    committed = Committed(padded(new.committed.hidden), padded(new.committed.tokens), count)
+    likely = None if verified.likely is None else jax.tree.map(padded, verified.likely)
+    return Stepped(replace(new, committed=committed), committed.tokens, count, likely)
 
 
 def _drafts(

@@ -1,4 +1,4 @@
-"""Rows of one batch that draft different numbers of tokens."""
+"""Rows of one batch that draft different numbers of tokens, and batches that draft none for a while."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from wmtp_jax.decode.drafter import Proposing
+from wmtp_jax.clp.adaptive import extended, step_with
+from wmtp_jax.clp.drafter import HeadsDrafter
+from wmtp_jax.decode.drafter import MTPDrafter, Proposing
+from wmtp_jax.decode.loop import Stepped
 from wmtp_jax.decode.sampling import Sampling
 from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.models.decoder import Decoder
@@ -50,3 +53,33 @@ class Capped:
         tokens, draft = self.drafter.propose(model, replace(state, draft=state.draft.draft), sampling)
         allowed = jnp.arange(self.gamma) < state.draft.most[:, None]
         return jnp.where(allowed, tokens, -1), replace(state.draft, draft=draft)
+
+
+def can_rest(drafter: Capped) -> bool:
+    """Whether steps without drafts are known for this drafter, and differ from those with."""
+    return drafter.gamma > 0 and isinstance(drafter.drafter, MTPDrafter | HeadsDrafter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resting:
+    """Steps without drafts over the arrays of a drafter that goes on later, as if it had drafted wrongly all along."""
+
+    drafter: Capped
+
+    @property
+    def gamma(self) -> int:
+        return self.drafter.gamma
+
+    def start(self, model: Decoder, rows: int, capacity: int, dtype: DTypeLike) -> CappedDraft:
+        return self.drafter.start(model, rows, capacity, dtype)
+
+    def prefill(self, model, draft, hidden, next_tokens, start, prompt_length) -> CappedDraft:
+        return self.drafter.prefill(model, draft, hidden, next_tokens, start, prompt_length)
+
+    def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
+        """Stores the entries of the last run and verifies nothing."""
+        drafter, bare = self.drafter.drafter, replace(state, draft=state.draft.draft)
+        bare = replace(bare, draft=extended(model, drafter, bare))
+        stepped = step_with(model, drafter, 0, sampling, stops, bare)
+        draft = replace(state.draft, draft=stepped.state.draft)
+        return stepped._replace(state=replace(stepped.state, draft=draft))

@@ -7,6 +7,7 @@ every request comes to its end.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -14,12 +15,15 @@ import jax
 import numpy as np
 
 from wmtp_jax.decode.drafter import Proposing
-from wmtp_jax.decode.sampling import MOST_LIKELY
+from wmtp_jax.decode.loop import Emitted
+from wmtp_jax.decode.sampling import MOST_LIKELY, Sampling
 from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.engine.capped import can_rest
 from wmtp_jax.engine.inputs import Inputs, gained
 from wmtp_jax.engine.layout import layout
 from wmtp_jax.engine.meter import EngineMeter
 from wmtp_jax.engine.options import EngineOptions, request_options
+from wmtp_jax.engine.pace import Kind, Pace
 from wmtp_jax.engine.pages import PagePool
 from wmtp_jax.engine.prefixes import Prefixes, page_keys
 from wmtp_jax.engine.task import Gained, Listener, Task
@@ -51,6 +55,7 @@ class Core:
         self._slots, self.page_size = self._layout.slots, self._layout.page_size
         self.drafter = self._slots.drafter
         self.meter = EngineMeter(self.drafter.gamma)
+        self._pace = Pace() if options.rest and can_rest(self.drafter) else None
         self._inputs = Inputs(model.eos_ids, model.config.vocab_size)
         self._grammars = _grammars(model) if options.constraints else None
         self.waiting: deque[Task] = deque()
@@ -224,7 +229,10 @@ class Core:
         nobody, stops = [self.options.rows] * bucket, self._inputs.stops([], bucket)
         for plain in (True, False):
             sampling = self._inputs.for_params([], bucket, plain=plain)
-            state, _ = self._slots.run(state, nobody, tables, sampling, stops, self.options.steps)
+            for drafting in (True,) if self._pace is None else (True, False):
+                state, _ = self._slots.run(
+                    state, nobody, tables, sampling, stops, self.options.steps, drafting=drafting
+                )
         if self._grammars is not None:
             sampling = self._inputs.for_params([], bucket, plain=False)
             state, drafts = self._slots.propose(state, nobody, tables, sampling)
@@ -373,13 +381,35 @@ class Core:
             self._state, drafts = self._slots.propose(self._state, slots, tables, sampling)
             allowed = self._allowed(tasks, drafts)
             self._state, emitted = self._slots.verify(self._state, slots, tables, drafts, allowed, sampling, stops)
+            self.meter.add(emitted, drafting=True)
         else:
-            self._state, emitted = self._slots.run(self._state, slots, tables, sampling, stops, self.options.steps)
-        self.meter.add(emitted)
+            emitted = self._run(tasks, slots, tables, sampling, stops)
         for row, (task, count) in enumerate(zip(tasks, emitted.count.tolist(), strict=False)):
             # One whose constraint failed has left.
             if task.slot is not None:
                 self._hand_over(task, gained(emitted, row, count))
+
+    def _run(
+        self, tasks: Sequence[Task], slots: list[int], tables: np.ndarray, sampling: Sampling, stops: np.ndarray
+    ) -> Emitted:
+        """Some steps of the loop, with drafts unless they do not pay."""
+        kind = Kind(len(slots), plain=all(task.plain for task in tasks))
+        drafting = self._pace is None or (any(task.gamma for task in tasks) and self._pace.drafts(kind))
+        begin = time.perf_counter()
+        self._state, emitted = self._slots.run(
+            self._state, slots, tables, sampling, stops, self.options.steps, drafting=drafting
+        )
+        if self._pace is not None:
+            self._pace.took(
+                kind,
+                drafting=drafting,
+                seconds=time.perf_counter() - begin,
+                steps=int(emitted.steps),
+                tokens=int(emitted.count.sum()),
+                row_steps=int(emitted.accepted.sum()),
+            )
+        self.meter.add(emitted, drafting=drafting)
+        return emitted
 
     def _allowed(self, tasks: Sequence[Task], drafts: np.ndarray) -> np.ndarray:
         """What each row may write after its pending token and after each draft: bits [b, gamma + 1, W]."""

@@ -41,7 +41,7 @@ def layout(model: Model, options: EngineOptions, drafter: Proposing | None = Non
     """Raises UserError for options that do not go together or with the model."""
     made = drafter or make_drafter(model, options.generate_options())
     if isinstance(made, Stepping):
-        raise UserError("the engine verifies a fixed number of drafts: give gamma as a number")
+        raise UserError("the engine verifies what is drafted: leave steps of another kind to wmtp.generate")
     page_size = options.page_size or default_page_size(options.context)
     # A short page has no room for a whole chunk.
     chunk = min(options.chunk, page_size)

@@ -15,7 +15,8 @@ class EngineMeter:
 
     ``prefill_tokens`` were read, of prompts and again of requests that had to give way; ``reused_tokens`` were not,
     since an earlier prompt began alike. ``output_tokens`` were handed over, ``emitted_tokens`` of them by steps: the
-    others came first in their texts.
+    others came first in their texts. ``histogram`` counts rows' steps by the tokens that they emitted, from one on,
+    ``drafted_histogram`` those alone that drafted.
     """
 
     gamma: int
@@ -32,15 +33,19 @@ class EngineMeter:
     pages: int = 0
     free_pages: int = 0
     histogram: np.ndarray = field(init=False)
+    drafted_histogram: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.histogram = np.zeros(self.gamma + 1, np.int64)
+        self.drafted_histogram = np.zeros(self.gamma + 1, np.int64)
 
-    def add(self, emitted: Emitted) -> None:
+    def add(self, emitted: Emitted, *, drafting: bool) -> None:
         """Takes in one call of the loop."""
         self.steps += int(emitted.steps)
         self.emitted_tokens += int(np.sum(emitted.count))
         self.histogram += np.asarray(emitted.accepted)
+        if drafting:
+            self.drafted_histogram += np.asarray(emitted.accepted)
 
     def observe(self, waiting: int, running: int, pool: PagePool) -> None:
         """Takes in how things stand."""
@@ -54,4 +59,4 @@ class EngineMeter:
     @property
     def acceptance_by_position(self) -> list[float]:
         """How often each draft was right where those before it were."""
-        return acceptance_by_position(self.histogram)
+        return acceptance_by_position(self.drafted_histogram)

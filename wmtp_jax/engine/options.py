@@ -37,6 +37,8 @@ class EngineOptions:
     - ``steps``: steps of the loop between two looks at the queue.
     - ``gamma``, ``window``, ``sink``, ``cache_dtype``: as in ``GenerateOptions``, gamma a number; a request may ask
       for a lower one.
+    - ``rest``: batches of a size whose drafts cost more than they bring, by measurement, draft nothing; one more
+      program for each number of rows.
     - ``prefix_bytes``: of row states kept with the pages of prompts that were read, so that the next prompt that
       begins alike begins there; 0 keeps none.
     - ``constraints``: requests may be bound to a schema or an expression; two more programs for each number of rows.
@@ -53,6 +55,7 @@ class EngineOptions:
     gamma: int = 3
     window: int = DEFAULT_WINDOW
     sink: int | None = None
+    rest: bool = False
     cache_dtype: str | None = None
     prefix_bytes: int = 256 * 2**20
     constraints: bool = False

@@ -17,10 +17,11 @@ from jaxtyping import Array, Int, UInt32
 
 from wmtp_jax.cache.paged import allocate
 from wmtp_jax.decode.drafter import Proposing
-from wmtp_jax.decode.loop import Emitted, conclude, decode, emit, nothing
+from wmtp_jax.decode.loop import Emitted, Stepping, conclude, decode, emit, nothing
 from wmtp_jax.decode.prefill import draft_dtype, first_token, read_chunk
 from wmtp_jax.decode.sampling import History, Likely, Sampling
 from wmtp_jax.decode.state import Committed, DecodeState
+from wmtp_jax.engine.capped import Capped, Resting
 from wmtp_jax.models.decoder import Decoder
 from wmtp_jax.models.parameters import Packed
 
@@ -42,7 +43,7 @@ class Slots:
 
     model: Decoder
     packed: Packed[Decoder]
-    drafter: Proposing
+    drafter: Capped
     rows: int
     chunks: tuple[int, ...]
 
@@ -130,11 +131,12 @@ class Slots:
         sampling: Sampling,
         stops: np.ndarray,
         steps: int,
+        *,
+        drafting: bool = True,
     ) -> tuple[DecodeState, Emitted]:
         """Some steps of these slots; entries past ``rows`` are none. What is emitted comes as host arrays."""
-        state, emitted = _run(
-            self.packed, self.drafter, state, np.array(slots, np.int32), tables, sampling, stops, steps
-        )
+        drafter = self.drafter if drafting else Resting(drafter=self.drafter)
+        state, emitted = _run(self.packed, drafter, state, np.array(slots, np.int32), tables, sampling, stops, steps)
         return state, jax.device_get(emitted)
 
     def propose(
@@ -296,7 +298,7 @@ def _begin(
 @partial(jax.jit, static_argnames=("drafter", "steps"), donate_argnames="state")
 def _run(
     model: Packed[Decoder],
-    drafter: Proposing,
+    drafter: Proposing | Stepping,
     state: DecodeState,
     slots: Array,
     tables: Array,
