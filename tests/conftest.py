@@ -1,18 +1,13 @@
 """What every test stands on: the CPU unless the caller says otherwise, true float32 products, reproducible examples."""
 
 import os
-from importlib import metadata
 from pathlib import Path
 
-# Most of a cold run's time is compiling, a quarter of it with these. Numbers change by rounding alone; the file that CI
-# runs once more without them (XLA_FLAGS set to nothing) decodes by the code that users get.
-_QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
-if metadata.version("jaxlib").startswith("0.10."):  # later ones end the process at a flag that they do not know
-    _QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
+from tests.compiling import QUICKLY
 
 # These must be set before anything imports JAX; processes that tests start inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
+os.environ.setdefault("XLA_FLAGS", QUICKLY)
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -34,7 +34,7 @@ def test_a_state_read_together_is_the_state_read_alone_and_outlives_its_use() ->
         alone, together = read(drafter), shared.state_of(drafter, state)
         assert jax.tree.structure(alone) == jax.tree.structure(together)
         for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6)
+            np.testing.assert_allclose(one, other, atol=3e-6)
         if drafter == DRAFTERS[1]:
             decode(pack(tiny().decoder), drafter, together, SAMPLING, STOPS, 1)
             assert together.cache.keys.is_deleted()

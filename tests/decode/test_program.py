@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.compiling import AS_INSTALLED
 from tests.decode.driving import SHAPES, Batch, Request, Shape, append, batches, prefilled, run
 from tests.tiny import CONFIGS
 from wmtp_jax.decode import prefill as prefill_module
@@ -51,10 +52,12 @@ def _check_updates_in_place(drafter: Drafter, what: str, weights: str, cached: s
     sampling, stops = batch_sampling([SamplingParams()] * ROWS), jnp.full((ROWS, 1), -1)
     model = abstract(CONFIGS["hybrid"], jnp.dtype(weights))
     if what == "decode":
-        program = decode.lower(pack(model), drafter, state, sampling, stops, 3).compile()
+        program = decode.lower(pack(model), drafter, state, sampling, stops, 3).compile(AS_INSTALLED)
     else:
         tokens, counts = np.zeros((ROWS, CHUNK), np.int32), np.zeros(ROWS, np.int32)
-        program = prefill_module.read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile()
+        program = prefill_module.read_chunk.lower(model, drafter, state, tokens, tokens, counts, counts).compile(
+            AS_INSTALLED
+        )
 
     pool, ring = state.cache.keys, [] if state.draft is None else [state.draft.keys]
     memory = program.memory_analysis()
@@ -91,7 +94,7 @@ def test_this_would_notice_a_copy_of_the_cache():
     def double_use(cache):
         return cache.at[3].set(1.0), cache
 
-    program = jax.jit(double_use, donate_argnums=0).lower(cache).compile()
+    program = jax.jit(double_use, donate_argnums=0).lower(cache).compile(AS_INSTALLED)
     assert "copy" in _operations_of_size(program.as_text(), cache.shape)
 
 

@@ -121,13 +121,13 @@ def test_a_failed_step_ends_what_was_running_and_nothing_else(monkeypatch):
     run = type(core._slots).run
     calls = []
 
-    def fail_once(slots, state, *arguments):
+    def fail_once(slots, state, *arguments, **given):
         calls.append(1)
         if len(calls) == 2:
             # What the device does to donated arrays when a program fails half-way.
             state.length.delete()
             raise RuntimeError("out of memory on the device")
-        return run(slots, state, *arguments)
+        return run(slots, state, *arguments, **given)
 
     monkeypatch.setattr(type(core._slots), "run", fail_once)
     with pytest.raises(StepFailed, match="the engine's step failed: RuntimeError: out of memory on the device"):

@@ -75,11 +75,11 @@ def test_a_cancelled_request_ends_without_another_word(expected):
 def test_a_failed_step_is_told_and_the_engine_goes_on(expected, monkeypatch):
     run, calls = Slots.run, []
 
-    def fail_once(*arguments):
+    def fail_once(*arguments, **given):
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("no memory")
-        return run(*arguments)
+        return run(*arguments, **given)
 
     monkeypatch.setattr(Slots, "run", fail_once)
     with make_engine() as engine:

@@ -86,7 +86,7 @@ class NoDevice:
         assert remaining > 0
         return state, int(self._rng.integers(0, 20)) if known is None else known, None
 
-    def run(self, state, slots, tables, sampling, stops, steps):
+    def run(self, state, slots, tables, sampling, stops, steps, drafting):
         own = [slot for slot in slots if slot < self._core.options.rows]
         assert len(set(own)) == len(own)
         tasks = [next(task for task in self._core.running if task.slot == slot) for slot in own]

@@ -97,11 +97,11 @@ def test_a_reader_that_does_not_read_holds_no_row():
 def test_a_failed_step_is_told_and_the_next_request_is_served(monkeypatch, stream):
     run, broken = Slots.run, threading.Event()
 
-    def failing(*arguments):
+    def failing(*arguments, **given):
         if broken.is_set():
             broken.clear()
             raise RuntimeError("out of memory")
-        return run(*arguments)
+        return run(*arguments, **given)
 
     monkeypatch.setattr(Slots, "run", failing)
     with serving() as server:

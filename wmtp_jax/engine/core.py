@@ -17,7 +17,6 @@ import numpy as np
 from wmtp_jax.decode.drafter import Proposing
 from wmtp_jax.decode.loop import Emitted
 from wmtp_jax.decode.sampling import MOST_LIKELY, Sampling
-from wmtp_jax.decode.state import DecodeState
 from wmtp_jax.engine.capped import can_rest
 from wmtp_jax.engine.inputs import Inputs, gained
 from wmtp_jax.engine.layout import layout
@@ -27,6 +26,7 @@ from wmtp_jax.engine.pace import Kind, Pace
 from wmtp_jax.engine.pages import PagePool
 from wmtp_jax.engine.prefixes import Prefixes, page_keys
 from wmtp_jax.engine.task import Gained, Listener, Task
+from wmtp_jax.engine.warming import Warming
 from wmtp_jax.errors import PromptTooLong, UserError
 from wmtp_jax.generation.options import GenerateOptions, require_integer
 from wmtp_jax.generation.prompts import Prompt, encode_prompts
@@ -200,45 +200,11 @@ class Core:
     def warm_up(self) -> None:
         """Compiles every program that a request can need. No request may be running."""
         assert not self.running, "only an idle engine can warm up"
-        table = np.zeros(self._layout.row_pages, np.int32)
-        slots, state = self._slots, self._slots.clear(self._state, 0, 0)
-        state = slots.remember(state, 0, [0], [])
-        for chunk in slots.chunks:
-            state = slots.read(state, 0, table, [0] * chunk, 0)
-        state = slots.restore(state, 0, 1, slots.keep(state, 0), 0)
-        for plain in (True, False):
-            state, *_ = slots.begin(
-                state,
-                0,
-                1,
-                self._inputs.for_params([], 1, plain=plain),
-                self._inputs.stops([], 1),
-                None,
-                self._inputs.first_allowed(plain=plain),
-            )
-        bucket = 1
-        while True:
-            state = self._warm_up_bucket(state, bucket, np.stack([table] * bucket))
-            if bucket >= self.options.rows:
-                break
-            bucket = min(2 * bucket, self.options.rows)
-        # The pages were written to, by nobody.
-        self._state = slots.clear(state, 0, 0)
-
-    def _warm_up_bucket(self, state: DecodeState, bucket: int, tables: np.ndarray) -> DecodeState:
-        nobody, stops = [self.options.rows] * bucket, self._inputs.stops([], bucket)
-        for plain in (True, False):
-            sampling = self._inputs.for_params([], bucket, plain=plain)
-            for drafting in (True,) if self._pace is None else (True, False):
-                state, _ = self._slots.run(
-                    state, nobody, tables, sampling, stops, self.options.steps, drafting=drafting
-                )
-        if self._grammars is not None:
-            sampling = self._inputs.for_params([], bucket, plain=False)
-            state, drafts = self._slots.propose(state, nobody, tables, sampling)
-            allowed = self._inputs.allowed(bucket, drafts.shape[1] + 1)
-            state, _ = self._slots.verify(state, nobody, tables, drafts, allowed, sampling, stops)
-        return state
+        constrained, rests = self._grammars is not None, self._pace is not None
+        warming = Warming(
+            layout=self._layout, inputs=self._inputs, options=self.options, constrained=constrained, rests=rests
+        )
+        self._state = warming.warmed(self._state)
 
     def _admit(self) -> None:
         while self.waiting and self._free_slots:

@@ -32,7 +32,13 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
         (503, "The server is stopping."),
     )
 }
-_STREAMED = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+_EVENT = {
+    "type": "object",
+    "description": "One event of the stream: a chunk of the answer, a failure, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+_STREAMED = {"content": {"text/event-stream": {"schema": _EVENT}}}
 _NOBODY_LEFT = 499
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
 
