@@ -13,7 +13,7 @@ from wmtp_jax.clp.drafter import HeadsDrafter
 from wmtp_jax.decode.drafter import MTPDrafter, Proposing
 from wmtp_jax.decode.loop import Stepped
 from wmtp_jax.decode.sampling import Sampling
-from wmtp_jax.decode.state import DecodeState
+from wmtp_jax.decode.state import Committed, DecodeState
 from wmtp_jax.models.decoder import Decoder
 
 
@@ -79,7 +79,14 @@ class Resting:
     def step(self, model: Decoder, state: DecodeState, sampling: Sampling, stops: Int[Array, "B E"]) -> Stepped:
         """Stores the entries of the last run and verifies nothing."""
         drafter, bare = self.drafter.drafter, replace(state, draft=state.draft.draft)
-        bare = replace(bare, draft=extended(model, drafter, bare))
-        stepped = step_with(model, drafter, 0, sampling, stops, bare)
+        run = state.committed
+        lone = replace(bare, committed=Committed(run.hidden[:, :1], run.tokens[:, :1], run.count))
+        # After a step without drafts there is one entry a row, and making room for more costs as much as making them.
+        draft = jax.lax.cond(
+            jnp.any(run.count > 1),
+            lambda: extended(model, drafter, bare),
+            lambda: extended(model, drafter, lone),
+        )
+        stepped = step_with(model, drafter, 0, sampling, stops, replace(bare, draft=draft))
         draft = replace(state.draft, draft=stepped.state.draft)
         return stepped._replace(state=replace(stepped.state, draft=draft))
