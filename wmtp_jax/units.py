@@ -28,6 +28,8 @@ def parse_tokens(text: str, option: str = "context") -> int:
 def parse_bytes(text: str, option: str) -> int:
     """``"8GB"`` or ``"500 MB"`` as bytes, 1 GB being 10^9. Raises UserError that names the option."""
     match = _BYTES.fullmatch(text.strip())
+    if text.strip() == "0":
+        return 0
     if match is None:
         raise UserError(f"--{option} {text}: must be an amount of memory such as 500MB or 8GB")
     return int(float(match[1]) * 10 ** _DECIMAL[match[2].lower()])

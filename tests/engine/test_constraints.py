@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -114,6 +116,7 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(place, call, monkeypatc
         (dict(json_schema={"not": {}}), "json_schema: Unimplemented keys"),
         (dict(json_schema={"$ref": "#/x"}), "json_schema: Pointer '/x' does not exist"),
         (dict(json_schema={"enum": [{1, 2}]}), "json_schema: Object of type set"),
+        (dict(json_schema={"enum": ["a" * 2**18]}), "json_schema: is larger than 262144 bytes"),
         (dict(json_schema=[1]), "json_schema: must be an object, not list"),
         (dict(json_schema={"x-guidance": {"lenient": True}}), "json_schema: x-guidance: a schema cannot set"),
         (dict(), "a constraint is either"),
@@ -125,6 +128,42 @@ def test_bad_constraints_get_one_line(constraint, message):
     with pytest.raises(wmtp.UserError, match=re.escape(message)) as caught:
         core.make_task([1], Heard(), max_new_tokens=9, constraint=Constraint(**constraint))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "link",
+    [
+        '{"type": "array", "items": {"$ref": NEXT}}',
+        '{"type": "object", "properties": {"a": {"$ref": NEXT}}}',
+        '{"allOf": [{"$ref": NEXT}]}',
+        '{"anyOf": [{"$ref": NEXT}, {"type": "integer"}]}',
+        '{"$ref": NEXT}',
+    ],
+)
+def test_the_longest_chain_of_references_ends_no_process(link):
+    """In a process of its own: what it is about would end this one."""
+    script = f"""
+from tests.engine.requests import small_model
+from wmtp_jax.errors import UserError
+from wmtp_jax.text.constraints import _SCHEMA_BYTES, Constraint, Grammars
+model = small_model("hybrid")
+grammars = Grammars(model.tokenizer, model.config.vocab_size, model.eos_ids)
+import json
+one = json.loads('{link}'.replace("NEXT", '"#/$defs/00000"'))
+count = (_SCHEMA_BYTES - 200) // (len(json.dumps(one)) + 11)
+links = {{f"{{i:05}}": json.loads('{link}'.replace("NEXT", f'"#/$defs/{{i + 1:05}}"')) for i in range(count)}}
+schema = {{"$defs": {{**links, f"{{count:05}}": {{"type": "null"}}}}, "$ref": "#/$defs/00000"}}
+assert 0.98 * _SCHEMA_BYTES < len(json.dumps(schema)) <= _SCHEMA_BYTES
+try:
+    matcher = grammars.matcher(Constraint(json_schema=schema))
+    print("made", matcher.allowed().any())
+except UserError as error:
+    print("refused", error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith(("made True", "refused"))
 
 
 def test_a_constraint_does_not_go_with_texts_that_have_no_end():

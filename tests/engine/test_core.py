@@ -185,7 +185,7 @@ def _to_the_end(core: Core) -> None:
         ([1], dict(gamma=True), "gamma=True: must be a whole number"),
         ([1], dict(window=4), "window: is set for the whole engine; a request may give"),
         ([1], dict(colour=4), "colour: is not known; a request may give"),
-        ([1], dict(temperature=-1.0), "temperature=-1.0: must be 0 or more"),
+        ([1], dict(temperature=-1.0), "temperature=-1.0: must be from 0 to"),
         ([[1], [2]], {}, "a request has one prompt, not 2"),
         ([99], {}, "token id 99 at position 0 is not in 0 to 42"),
         ([1], dict(logprobs=21), "logprobs=21: must be a whole number, from 0 to 20"),
@@ -202,7 +202,7 @@ def test_bad_requests_get_one_line(prompt, options, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(rows=0), "rows=0: must be a whole number, 1 or more"),
+        (dict(rows=0), "rows=0: must be a whole number, from 1 to 16384"),
         (dict(chunk=3), "chunk=3 must divide page_size=8"),
         (dict(sink=4, window=0), "sink=4 needs a window"),
         (dict(cache_dtype="int4"), "cache_dtype=int4: must be one of"),

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import jax
 import pytest
 
 import wmtp_jax as wmtp
@@ -10,8 +11,10 @@ from tests.clp.backbones import with_random_heads
 from tests.engine.requests import CONTEXT, ENGINES, small_model
 from wmtp_jax.engine.core import Core, StepFailed
 from wmtp_jax.engine.engine import Engine, EngineClosed, QueueFull, Running
+from wmtp_jax.engine.layout import Layout
 from wmtp_jax.engine.options import EngineOptions
 from wmtp_jax.engine.slots import Slots
+from wmtp_jax.errors import PromptTooLong
 from wmtp_jax.model import Model
 
 PROMPTS = [[1 + i, 2, 3, *range(i)] for i in range(12)]
@@ -120,6 +123,40 @@ def test_a_bad_request_is_refused_at_once_and_counts_for_nothing():
             with pytest.raises(wmtp.UserError, match="temperature=-1"):
                 engine.submit([1], max_new_tokens=2, temperature=-1)
         assert len(list(engine.submit([1], max_new_tokens=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(rows=10**9), "rows=1000000000: must be a whole number, from 1 to 16384"),
+        (dict(pages=1, page_size=4, chunk=4), "pages=1 of 4 positions hold no request: the shortest needs 6 positions"),
+    ],
+)
+def test_an_engine_that_could_hold_no_request_is_refused(options, message):
+    with pytest.raises(wmtp.UserError, match=message):
+        make_engine(**options)
+
+
+def test_an_engine_that_the_memory_does_not_hold_says_what_it_needs(monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 3355443200000 bytes.")
+
+    monkeypatch.setattr(Layout, "fresh", full)
+    monkeypatch.setattr(Layout, "nbytes", 3_355_443_200_000)
+    with pytest.raises(
+        wmtp.UserError, match=r"caches and states need 3\.36 TB, more than there is: lower rows, context"
+    ):
+        make_engine()
+
+
+def test_a_text_is_too_long_by_its_characters_only_where_no_tokens_make_it_fit():
+    with make_engine() as engine:
+        room = engine.room(0)
+        # A token a character, and some more characters for what is made shorter before.
+        assert len(engine.encode("a" * room)) == room
+        engine.require_short("a" * (room * 4))
+        with pytest.raises(PromptTooLong, match="1000000 characters are too many for the 64 tokens"):
+            engine.submit("a" * 10**6, max_new_tokens=1)
 
 
 def test_an_exception_that_leaves_the_block_ends_requests():

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from tests.serve.serving import NAME, Serving, assert_idle, serving
+from wmtp_jax.serve.schema import CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -27,12 +29,12 @@ SHARED = {
     "stop": ["", [""], [1], 3, ["a"] * 17],
     "seed": [-1, 2**32, 1.5, "1", True],
     "temperature": [-0.1, 2.1, "1", True, [0.5]],
-    "top_p": [0, -0.5, 1.1, "1"],
+    "top_p": [0, 1e-44, -0.5, 1.1, "1"],
     "presence_penalty": [-2.1, 2.1, "0"],
     "frequency_penalty": [-2.1, 2.1, {}],
     "top_k": [-1, 1.5, 2**31],
     "min_p": [-0.1, 1.1],
-    "repetition_penalty": [0, -1, "1"],
+    "repetition_penalty": [0, 1e-300, 101, -1, "1"],
     "ignore_eos": [1, "no"],
     "gamma": [-1, 4, 9, "3", True],
     "draft": ["other", 3],
@@ -51,12 +53,35 @@ SHARED = {
         {"type": "regex", "regex": "("},
         {"type": "regex", "regex": ""},
     ],
-    "tools": [[]],
+    "tools": [[{"type": "function"}], {}],
+    "tool_choice": ["required", {"type": "function"}],
+    "parallel_tool_calls": [1],
     "logit_bias": [{"1": 5}],
 }
 OWN = {
     TEXT: {
-        "prompt": [None, "", [], {}, 3, [[]], ["a", 3], [1.5], [True], [-1], [43], [[1], [43]], ["a"] * 6, "a" * 200],
+        "prompt": [
+            None,
+            "",
+            [],
+            {},
+            3,
+            [[]],
+            ["a", 3],
+            [1.5],
+            [True],
+            [-1],
+            [43],
+            [[1], [43]],
+            ["a"] * 6,
+            "a" * 200,
+            "a" * 90_000,
+            ["a", ""],
+            [-1] * 20_000,
+            [0.5] * 20_000,
+            [[]] * 20_000,
+            ["a"] * 19_000 + [1],
+        ],
         "logprobs": [-1, 6, True, "3"],
         "echo": [True],
         "suffix": ["a"],
@@ -74,6 +99,9 @@ OWN = {
             [{"role": "user", "content": []}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
             [{"role": "user", "content": "a", "more": 1}],
+            [{"role": "assistant", "content": "a", "tool_calls": [{"id": "a"}]}],
+            [{"role": "assistant", "content": "a", "refusal": "no"}],
+            [1] * 20_000,
             [{"role": "user", "content": "a" * 200}],
         ],
         "logprobs": [1, "yes"],
@@ -103,7 +131,7 @@ def test_every_field_is_named_when_it_is_wrong(server, path, name):
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 def test_null_is_a_fields_default(server, path):
     body = {"prompt": "a"} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
-    nothing = {name: None for name in [*SHARED, *OWN[path]] if name not in ("model", "tools", "logit_bias")}
+    nothing = {name: None for name in [*SHARED, *OWN[path]] if name != "model"}
     nothing = {name: None for name in nothing if name not in ("suffix", "functions", "prompt", "messages")}
     response = server.post(path, **{**nothing, **body, "max_tokens": 2})
     assert response.status_code == 200, response.text
@@ -114,7 +142,10 @@ def test_null_is_a_fields_default(server, path):
     [
         ("a" * 10, 51, "this engine holds 64 a request"),
         ("a" * 61, 1, "this engine holds 64 a request"),
-        ("a", 10**6, "the model's max_positions=32768"),
+        ("a", 10**6, "this engine holds 64 a request: shorten the prompt or lower max_tokens"),
+        (["a", "a" * 70], 1, "prompt 1's 70 tokens"),
+        ("a" * 70, 1, "the prompt's 70 tokens"),
+        ("a" * 90_000, 1, "the prompt's 90000 characters are too many"),
     ],
 )
 def test_too_long_names_the_limit(server, prompt, new, message):
@@ -190,3 +221,33 @@ def test_a_failed_answer_of_a_template_is_the_requests_fault(server):
     )
     assert response.status_code == 200
     assert server.post(CHAT, messages=[{"role": "user", "content": "~"}], max_tokens=1).status_code == 200
+
+
+def test_places_in_a_format_are_told_as_they_were_sent(server):
+    for form, message in (
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema: field required"),
+        ({"type": "regex", "regex": ""}, "response_format.regex: string should have at least 1 character"),
+        ({"type": "regex", "regex": r"[^\s\S]"}, "no text fits it"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, "no text fits it"),
+    ):
+        assert message in server.post(prompt="a", response_format=form).json()["error"]["message"]
+
+
+def test_wrong_items_are_not_told_one_by_one():
+    """A body of megabytes whose every item is wrong is refused by its first, whatever a prompt can be."""
+    for prompt in ([-1] * 10**6, [0.5] * 10**6, [[]] * 10**6):
+        with pytest.raises(ValidationError) as caught:
+            CompletionRequest.model_validate({"model": NAME, "prompt": prompt})
+        assert caught.value.error_count() < 10
+
+
+def test_an_answer_can_be_handed_back_as_it_came(server):
+    first = server.post(CHAT, messages=[{"role": "user", "content": "a"}], max_tokens=2).json()
+    nothing = dict.fromkeys(("refusal", "audio", "function_call", "tool_calls"))
+    turns = [
+        {"role": "user", "content": "a"},
+        {**nothing, "annotations": [], **first["choices"][0]["message"]},
+        {"role": "user", "content": "b"},
+    ]
+    extra = dict(tools=[], tool_choice="none", parallel_tool_calls=False, logit_bias={})
+    assert server.post(CHAT, messages=turns, max_tokens=2, **extra).status_code == 200

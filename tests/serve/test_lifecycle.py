@@ -20,6 +20,7 @@ from wmtp_jax.engine.options import EngineOptions
 from wmtp_jax.engine.slots import Slots
 from wmtp_jax.serve.options import ServeOptions
 from wmtp_jax.serve.server import listen
+from wmtp_jax.serve.service import Service
 
 # Long enough to be caught running, with one step a turn.
 SLOW = EngineOptions(rows=2, context=4096, page_size=256, chunk=16, gamma=0, window=0, steps=1, queue=2)
@@ -44,6 +45,7 @@ def test_the_key_is_asked_for_where_the_api_begins():
             ({"Authorization": "s3cret"}, 401),
             ({"Authorization": b"Bearer \xff\xfe"}, 401),
             ({"Authorization": "Bearer s3cret"}, 200),
+            ({"Authorization": "bearer s3cret"}, 200),
         ):
             response = httpx.get(server.url + "/v1/models", headers=headers)
             assert response.status_code == status, headers
@@ -174,6 +176,77 @@ def test_what_does_not_end_in_time_is_returned_as_far_as_it_is(stream):
         assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 2
         assert 20 < response.json()["usage"]["completion_tokens"] < 8000
         assert queued.status_code == 503
+
+
+def raw_connection(server) -> socket.socket:
+    host, port = re.fullmatch(r"http://(.*):(\d+)", server.url).groups()
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+
+
+def test_a_stop_does_not_wait_for_bodies_that_do_not_come(caplog):
+    with serving(grace=20.0) as server, raw_connection(server) as half:
+        half.sendall(HALF)
+        wait_until(lambda: server.server.server_state.tasks)
+        begin = time.monotonic()
+        server.stop()
+        assert half.recv(20) == b"HTTP/1.1 503 Service"
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        assert time.monotonic() - begin < 5
+    assert not caplog.records
+
+
+def test_a_stop_does_not_wait_for_ever_for_who_does_not_read(monkeypatch, caplog):
+    monkeypatch.setattr("wmtp_jax.serve.server._LAST_SECONDS", 0.3)
+    with serving(SLOW, grace=0.5) as server, raw_connection(server) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        body = json.dumps({"model": NAME, "stream": True, "logprobs": 5, "n": 2, **LONG}).encode()
+        slow.sendall(HALF[:-1].replace(b"100", b"%d" % len(body)) + body)
+        wait_until(lambda: server.service.engine.meter.emitted_tokens > 1500)
+        begin = time.monotonic()
+        server.stop()
+        server.thread.join(15)
+        assert not server.thread.is_alive()
+        assert time.monotonic() - begin < 6
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_stop_does_not_wait_for_the_engine_that_compares(monkeypatch):
+    compiling = threading.Event()
+
+    def compile_for_long(service):
+        compiling.set()
+        time.sleep(4)
+        raise AssertionError("nobody asks for it any more")
+
+    monkeypatch.setattr(Service, "_make_native", compile_for_long)
+    got = {}
+    with serving(grace=0.5) as server:
+        asking = threading.Thread(target=lambda: got.update(answer=server.post(prompt="a", draft="native")))
+        asking.start()
+        assert compiling.wait(30)
+        begin = time.monotonic()
+        server.stop()
+        asking.join(10)
+        assert time.monotonic() - begin < 3
+    assert got["answer"].status_code == 503
+    assert got["answer"].json()["error"]["message"] == "the server is stopping"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HALF[:40]])
+def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch, sent):
+    monkeypatch.setattr("wmtp_jax.serve.connections.HEADER_SECONDS", 0.4)
+    with serving() as server, raw_connection(server) as idle, raw_connection(server) as body:
+        # What is being asked for is waited for: half a body is no idle connection.
+        body.sendall(HALF)
+        idle.sendall(sent)
+        assert idle.recv(1) == b""
+        body.settimeout(1.5)
+        with pytest.raises(TimeoutError):
+            body.recv(1)
 
 
 def test_metrics_count_what_happens():

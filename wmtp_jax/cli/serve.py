@@ -11,7 +11,7 @@ from wmtp_jax.engine.options import EngineOptions
 from wmtp_jax.errors import UserError
 from wmtp_jax.folders import DEMO
 from wmtp_jax.generation.options import DEFAULT_SINK
-from wmtp_jax.serve.options import ServeOptions
+from wmtp_jax.serve.options import ServeOptions, is_api_key
 from wmtp_jax.units import parse_bytes, parse_tokens
 
 _Engine = EngineOptions
@@ -115,8 +115,9 @@ def serve_command(
 def _api_key(path: Path | None) -> str | None:
     """From a file or the environment: a command line is seen by everyone on the machine."""
     if path is None:
-        return os.environ.get(KEY_VARIABLE)
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text; a key is printable ASCII") from None
+        key, source = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+    else:
+        key, source = path.read_bytes().decode("utf-8", "replace").strip(), str(path)
+    if key is not None and not is_api_key(key):
+        raise UserError(f"{source}: a key is printable ASCII text of at least one character")
+    return key

@@ -5,6 +5,10 @@ from numbers import Integral, Real
 
 from wmtp_jax.errors import UserError
 
+REPETITION_PENALTIES = (0.01, 100.0)
+_LARGEST = 1e6
+_LEAST_P = 1e-9
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -28,13 +32,20 @@ class SamplingParams:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, Integral if field.type is int else Real):
                 raise UserError(f"{field.name}={value!r}: must be a {'whole ' if field.type is int else ''}number")
-        _require(0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "0 or more")
+        # The device computes in float32: what overflows or vanishes there would leave no token, or any.
+        _require(0.0 <= self.temperature <= _LARGEST, "temperature", self.temperature, f"from 0 to {_LARGEST:g}")
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2147483648")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
+        _require(_LEAST_P <= self.top_p <= 1.0, "top_p", self.top_p, f"from {_LEAST_P:g} to 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
-        _require(0.0 < self.repetition_penalty < float("inf"), "repetition_penalty", self.repetition_penalty, "above 0")
+        least, most = REPETITION_PENALTIES
+        _require(
+            least <= self.repetition_penalty <= most,
+            "repetition_penalty",
+            self.repetition_penalty,
+            f"from {least:g} to {most:g}",
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            _require(abs(getattr(self, name)) < float("inf"), name, getattr(self, name), "a finite number")
+            _require(abs(getattr(self, name)) <= _LARGEST, name, getattr(self, name), f"within {_LARGEST:g} of 0")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
 
     @property

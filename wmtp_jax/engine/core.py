@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ from wmtp_jax.generation.prompts import Prompt, encode_prompts
 from wmtp_jax.generation.rows import Row
 from wmtp_jax.model import Model
 from wmtp_jax.text.constraints import Constraint, GrammarFailed, Grammars, Matcher
+from wmtp_jax.units import show_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +66,15 @@ class Core:
         self._entering: Task | None = None
         self._arrivals = 0
         self._turns = 0
-        self._start()
+        try:
+            self._start()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            needed = show_bytes(self._layout.nbytes)
+            raise UserError(
+                f"the engine's caches and states need {needed}, more than there is: lower rows, context or pages"
+            ) from None
         self._observe()
 
     def _start(self) -> None:
@@ -81,12 +91,29 @@ class Core:
     def room(self, prompt: int) -> int:
         """New tokens that a request with so many prompt tokens can have, by this engine's context and the model's."""
         run = self.drafter.gamma + 1
-        return max(0, min(self._limit, self.model.config.max_positions + 1) - prompt - run)
+        return max(0, self._limit - prompt - run)
+
+    def require_short(self, text: str) -> None:
+        """Raises PromptTooLong for a text that no way of cutting it into tokens makes short enough.
+
+        Cutting a text of megabytes takes seconds, and this none.
+        """
+        if len(text) > self._longest_token * self._limit:
+            raise PromptTooLong(
+                f"the prompt's {len(text)} characters are too many for the {self._limit} tokens that this engine holds "
+                "a request: shorten it"
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters, and some more: a text can become shorter before it is cut."""
+        tokenizer = self.model.tokenizer
+        return 1 if tokenizer is None else 4 * max(map(len, tokenizer.get_vocab()), default=1)
 
     @property
     def _limit(self) -> int:
-        """Positions that one request can have: its own, and of the pool if it had all of it."""
-        return min(self.options.context, self._layout.pages * self.page_size)
+        """Positions that one request can have: its own, of the pool if it had all of it, and the model's."""
+        return self._layout.positions
 
     def make_task(
         self,
@@ -107,7 +134,9 @@ class Core:
         if options.stop_strings and self.model.tokenizer is None:
             raise UserError("stop strings need text, and this checkpoint has no tokenizer", field="stop")
         run = self.drafter.gamma + 1
-        ids = encode_prompts(self.model, prompt, new_positions=options.max_new_tokens + run - 1)
+        if isinstance(prompt, str):
+            self.require_short(prompt)
+        ids = encode_prompts(self.model, prompt, new_positions=None)
         if len(ids) != 1:
             raise UserError(f"a request has one prompt, not {len(ids)}: submit each on its own")
         need = len(ids[0]) + options.max_new_tokens + run

@@ -177,6 +177,15 @@ class Engine:
         """New tokens that a request with so many prompt tokens can have."""
         return self._core.room(prompt)
 
+    def require_short(self, text: str) -> None:
+        """Raises PromptTooLong for a text that cannot fit, without cutting it into tokens."""
+        self._core.require_short(text)
+
+    def encode(self, text: str) -> list[int]:
+        """A text's token ids. Raises PromptTooLong for one that cannot fit."""
+        self._core.require_short(text)
+        return self._core.model.encode(text)
+
     def submit(self, prompt: Prompt, **options: Any) -> Running:
         """A request: text or token ids, and the options of ``REQUEST_FIELDS``, each as in ``wmtp_jax.generate``.
 

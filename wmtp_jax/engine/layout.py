@@ -24,17 +24,23 @@ _SMALLEST_CHUNK = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """``row_pages`` hold the longest request, ``pages`` are the pool's."""
+    """``row_pages`` hold the longest request of ``positions``, ``pages`` are the pool's."""
 
     slots: Slots
     page_size: int
     row_pages: int
     pages: int
     dtype: Any
+    positions: int
 
     def fresh(self) -> DecodeState:
         """The engine's arrays, nothing in them."""
         return self.slots.fresh(self.pages, self.page_size, self.row_pages * self.page_size, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Of those arrays, without making them."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(self.fresh)))
 
 
 def layout(model: Model, options: EngineOptions, drafter: Proposing | None = None) -> Layout:
@@ -51,19 +57,28 @@ def layout(model: Model, options: EngineOptions, drafter: Proposing | None = Non
     while chunks[0] % 2 == 0 and chunks[0] >= 2 * _SMALLEST_CHUNK:
         chunks.insert(0, chunks[0] // 2)
     row_pages = -(-options.context // page_size)
+    pages = options.rows * row_pages if options.pages is None else options.pages
+    run = made.gamma + 1
+    # The last token of all is emitted and never read.
+    positions = min(options.context, pages * page_size, model.config.max_positions + 1)
+    if positions < run + 2:
+        raise UserError(
+            f"pages={pages} of {page_size} positions hold no request: the shortest needs {run + 2} positions"
+        )
     decoder = model.decoder
     return Layout(
         slots=Slots(decoder, pack(decoder), Capped(drafter=made), options.rows, tuple(chunks)),
         page_size=page_size,
         row_pages=row_pages,
-        pages=options.rows * row_pages if options.pages is None else options.pages,
+        pages=pages,
+        positions=positions,
         dtype=jnp.dtype(options.cache_dtype or decoder.embedding.dtype),
     )
 
 
 def state_bytes(model: Model, options: EngineOptions) -> int:
     """Bytes of an engine's arrays beside the weights; allocates nothing."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(layout(model, options).fresh)))
+    return layout(model, options).nbytes
 
 
 def rows_in(model: Model, memory: int, options: EngineOptions) -> int:

@@ -23,6 +23,9 @@ REQUEST_FIELDS = frozenset(
     )
 )
 
+# Past these a number is a slip: a program is compiled for each power of two of rows.
+_MOST = {"rows": 2**14, "queue": 2**20}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -63,7 +66,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name in ("rows", "chunk", "prefill_tokens", "steps", "queue"):
-            require_integer(name, getattr(self, name), 1)
+            require_integer(name, getattr(self, name), 1, _MOST.get(name))
         require_integer("gamma", self.gamma, 0, MAX_GAMMA)
         require_integer("context", self.context, self.gamma + 3)
         require_integer("prefix_bytes", self.prefix_bytes, 0)

@@ -13,8 +13,8 @@ Prompt = str | Sequence[int] | np.ndarray
 Prompts = Prompt | Sequence[Prompt]
 
 
-def encode_prompts(model: Model, prompts: Prompts, *, new_positions: int) -> list[list[int]]:
-    """Token ids of each prompt; ``new_positions`` is the room that a row needs after its prompt.
+def encode_prompts(model: Model, prompts: Prompts, *, new_positions: int | None) -> list[list[int]]:
+    """Token ids of each prompt; ``new_positions`` is the room that a row needs after its prompt, None for any.
 
     Raises UserError for prompts that are empty, hold anything but text or valid token ids, or are too long.
     """
@@ -42,7 +42,7 @@ def _is_row(value: Any) -> bool:
     return _is_sequence(value) and len(value) > 0 and not any(isinstance(x, str) or _is_sequence(x) for x in value)
 
 
-def _checked(model: Model, row: int, prompt: Any, new_positions: int) -> list[int]:
+def _checked(model: Model, row: int, prompt: Any, new_positions: int | None) -> list[int]:
     ids = model.encode(prompt) if isinstance(prompt, str) else _token_ids(row, prompt)
     if not ids:
         raise UserError(f"prompt {row} is empty: it needs at least one token")
@@ -50,7 +50,7 @@ def _checked(model: Model, row: int, prompt: Any, new_positions: int) -> list[in
     for position, token in enumerate(ids):
         if not 0 <= token < vocab:
             raise UserError(f"prompt {row}: token id {token} at position {position} is not in 0 to {vocab - 1}")
-    if len(ids) + new_positions > limit:
+    if new_positions is not None and len(ids) + new_positions > limit:
         raise PromptTooLong(
             f"prompt {row}: {len(ids)} tokens and {new_positions} more for new and drafted tokens exceed the model's "
             f"max_positions={limit}: shorten the prompt or lower max_new_tokens"

@@ -52,7 +52,7 @@ def make_app(service: Service) -> FastAPI:
     )
     errors.install(app)
     options = service.options
-    app.add_middleware(Limits, body_bytes=options.body_bytes, api_key=options.api_key)
+    app.add_middleware(Limits, body_bytes=options.body_bytes, api_key=options.api_key, stopping=service.told_to_stop)
     app.add_middleware(_Counted, service=service, paths=_PATHS)
     _add_api(app, service)
     _add_pages(app, service)

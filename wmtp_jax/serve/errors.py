@@ -28,6 +28,9 @@ _UNIONS = {
 }
 
 
+_FORMATS = ("text", "json_object", "json_schema", "regex")
+
+
 class ApiError(Exception):
     """A failure with its status and body."""
 
@@ -65,7 +68,8 @@ def api_error(error: Exception, prompt_field: str = "prompt") -> ApiError:
     if isinstance(error, UserError):
         field = prompt_field if error.field is None else _FIELDS.get(error.field, error.field)
         code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
-        return ApiError(400, str(error), param=field, code=code)
+        # The engine's names for what the API calls otherwise.
+        return ApiError(400, str(error).replace("max_new_tokens", "max_tokens"), param=field, code=code)
     _log.error("a request failed", exc_info=error)
     return ApiError(500, f"internal error: {type(error).__name__}", kind="server_error")
 
@@ -98,6 +102,9 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
     if not place:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
     param = str(place[0])
+    if param == "response_format" and len(place) > 1 and place[1] in _FORMATS:
+        # Which of its forms it has, which is no place in it.
+        del place[1]
     # Below the field come places within it and, for unions, names of their parts: only the former are for people.
     inner = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place[1:] if _is_place(part))
     union = next((_UNIONS[part] for part in place if part in _UNIONS), None)

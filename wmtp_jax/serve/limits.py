@@ -2,23 +2,32 @@
 
 import asyncio
 import hmac
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wmtp_jax.serve.errors import ApiError
+from wmtp_jax.serve.racing import unless
 
 # Of these paths the API is made; health, metrics and the page are for whoever reaches the server.
 _GUARDED = "/v1/"
 _BODY_SECONDS = 60.0
+_CLOSE = {"Connection": "close"}
+
+
+class _Read(NamedTuple):
+    """A body; None where the client has gone."""
+
+    body: bytes | None
 
 
 class Limits:
     """Reads a body whole, at most ``body_bytes`` of it, before the application sees the request."""
 
-    def __init__(self, app: ASGIApp, *, body_bytes: int, api_key: str | None):
-        self._app = app
+    def __init__(self, app: ASGIApp, *, body_bytes: int, api_key: str | None, stopping: asyncio.Event):
+        self._app, self._stopping = app, stopping
         self._limit = body_bytes
-        self._key = None if api_key is None else f"Bearer {api_key}".encode("ascii")
+        self._key = None if api_key is None else api_key.encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -27,9 +36,7 @@ class Limits:
         headers = dict(scope["headers"])
         try:
             self._check_key(scope["path"], headers.get(b"authorization", b""))
-            body = await asyncio.wait_for(self._body(headers.get(b"content-length"), receive), _BODY_SECONDS)
-        except TimeoutError:
-            await ApiError(408, f"the body was not sent within {_BODY_SECONDS:g} s").response()(scope, receive, send)
+            body = await self._body_in_time(headers.get(b"content-length"), receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
         else:
@@ -39,7 +46,8 @@ class Limits:
     def _check_key(self, path: str, given: bytes) -> None:
         if self._key is None or not path.startswith(_GUARDED):
             return
-        if not hmac.compare_digest(given, self._key):
+        scheme, _, key = given.partition(b" ")
+        if not hmac.compare_digest(key, self._key) or scheme.lower() != b"bearer":
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",
@@ -48,26 +56,36 @@ class Limits:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, declared: bytes | None, receive: Receive) -> bytes | None:
-        """The whole body; None where the client has gone."""
+    async def _body_in_time(self, declared: bytes | None, receive: Receive) -> bytes | None:
+        """The same; one that is not there when the server is told to stop is not waited for."""
+        try:
+            read = await unless(self._stopping, self._body(declared, receive), _BODY_SECONDS)
+        except TimeoutError:
+            raise ApiError(408, f"the body was not sent within {_BODY_SECONDS:g} s", headers=_CLOSE) from None
+        if read is None:
+            raise ApiError(503, "the server is stopping", kind="server_error", headers=_CLOSE)
+        return read.body
+
+    async def _body(self, declared: bytes | None, receive: Receive) -> _Read:
+        """The whole body."""
         if declared is not None and declared.isdigit() and int(declared) > self._limit:
             raise self._too_large()
         parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
+                return _Read(None)
             part = message.get("body", b"")
             size += len(part)
             if size > self._limit:
                 raise self._too_large()
             parts.append(part)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return _Read(b"".join(parts))
 
     def _too_large(self) -> ApiError:
         # What is left of the body is not read: the connection cannot be used again.
-        return ApiError(413, f"the body is larger than {self._limit} bytes", headers={"Connection": "close"})
+        return ApiError(413, f"the body is larger than {self._limit} bytes", headers=_CLOSE)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -11,6 +11,11 @@ from wmtp_jax.generation.options import require_integer
 Draft = Literal["windowed", "native", "none"]
 
 
+def is_api_key(text: str) -> bool:
+    """Whether a header can carry it."""
+    return bool(text) and text.isascii() and text.isprintable()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Where a server listens, what it calls its model, and what it refuses.
@@ -43,5 +48,5 @@ class ServeOptions:
             raise UserError(f"grace={self.grace}: must be a number of seconds, 0 or more")
         if not self.name:
             raise UserError("name: must be text of at least one character")
-        if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
+        if self.api_key is not None and not is_api_key(self.api_key):
             raise UserError("api_key: must be printable ASCII text of at least one character")

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from wmtp_jax.decode.sampling import MOST_LIKELY
+from wmtp_jax.decode.sampling_params import REPETITION_PENALTIES
 from wmtp_jax.generation.options import MAX_GAMMA
 from wmtp_jax.serve.options import Draft
 
 _NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _MOST_TOKENS = 2**30
+_Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class _Strict(BaseModel):
@@ -74,16 +76,16 @@ class GenerationRequest(_Strict):
     n: int | None = Field(None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: _NonEmpty | Annotated[list[_NonEmpty], Field(max_length=16)] | None = None
+    stop: _NonEmpty | Annotated[list[_NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**32)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=1e-9, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     response_format: ResponseFormat | None = None
     top_k: int | None = Field(None, ge=0, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
     ignore_eos: bool | None = None
     gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description="At most so many drafts a step.")
     draft: Draft | None = Field(None, description="Who drafts. The text is the same whoever does.")
@@ -95,16 +97,24 @@ class GenerationRequest(_Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    # Of what is not supported, that there is none of it.
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    tools: _Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationRequest):
     """A text, or token ids, to continue; or several of either."""
 
+    # An error for each of a million wrong items would be more than the items: the first is enough.
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[_TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[_TokenId], Field(min_length=1, fail_fast=True)]], Field(min_length=1, fail_fast=True)
+        ]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: Literal[False] | None = None
@@ -122,8 +132,14 @@ class Message(_Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = None
+    # An answer as clients hand it back: what was not in it may be said to be nothing.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: _Nothing | None = None
+    annotations: _Nothing | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -132,7 +148,7 @@ class ChatRequest(GenerationRequest):
     ``chat_template_kwargs`` are variables for the template.
     """
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=0, le=_MOST_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)

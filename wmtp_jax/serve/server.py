@@ -13,8 +13,12 @@ import uvicorn
 from wmtp_jax.errors import UserError
 from wmtp_jax.model import Model
 from wmtp_jax.serve.app import make_app
+from wmtp_jax.serve.connections import Connection
 from wmtp_jax.serve.options import ServeOptions
 from wmtp_jax.serve.service import Service
+
+# For answers that were cut short to be sent.
+_LAST_SECONDS = 2.0
 
 
 class Server(uvicorn.Server):
@@ -31,8 +35,9 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=Connection,
                 # Answers that were cut short are still to be sent.
-                timeout_graceful_shutdown=int(grace) + 10,
+                timeout_graceful_shutdown=int(grace + _LAST_SECONDS) + 10,
             )
         )
         self._service = service
@@ -56,7 +61,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stopping = True
+        self._service.stop()
         cutting = asyncio.create_task(self._cut_short())
         try:
             await super().shutdown(sockets)
@@ -64,10 +69,20 @@ class Server(uvicorn.Server):
             cutting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await cutting
+            await self._hang_up()
 
     async def _cut_short(self) -> None:
         await asyncio.sleep(self._service.options.grace)
         self._service.cut_short()
+        await asyncio.sleep(_LAST_SECONDS)
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """Lets go of whoever has not taken the answer by now."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=1.0)
 
 
 def serve(model: Model, options: ServeOptions, ready: Callable[[str], None]) -> None:

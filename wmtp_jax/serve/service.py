@@ -22,6 +22,7 @@ from wmtp_jax.serve.errors import ApiError, api_error
 from wmtp_jax.serve.formats import ChatFormat, CompletionFormat, Format
 from wmtp_jax.serve.metrics import Metrics
 from wmtp_jax.serve.options import ServeOptions
+from wmtp_jax.serve.racing import unless
 from wmtp_jax.serve.schema import (
     ChatRequest,
     CompletionRequest,
@@ -51,6 +52,8 @@ class Service:
         self.metrics = Metrics(lambda: self.engine.meter)
         self.started = int(time.time())
         self.stopping = False
+        # Of the loop that serves.
+        self.told_to_stop, self.cut = asyncio.Event(), asyncio.Event()
         self._engines = [self.engine]
         self._changing = threading.Lock()
         self._native: asyncio.Future[Engine] | None = None
@@ -98,6 +101,10 @@ class Service:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         turns = [_turn(message) for message in request.messages]
         try:
+            self.engine.require_short("".join(turn["content"] for turn in turns))
+        except UserError as error:
+            raise api_error(error, "messages") from None
+        try:
             prompt = await run_in_threadpool(self.model.encode_chat, turns, request.chat_template_kwargs)
         except UserError as error:
             message = str(error).replace("leave --chat out", "use /v1/completions")
@@ -138,8 +145,14 @@ class Service:
         finally:
             self._release(choices)
 
+    def stop(self) -> None:
+        """Takes no more requests, not even what is still on its way; may be called again."""
+        self.stopping = True
+        self.told_to_stop.set()
+
     def cut_short(self) -> None:
         """Ends every running text where it stands; each is answered with what there is of it."""
+        self.cut.set()
         for engine in self._engines:
             engine.cut_short()
 
@@ -175,11 +188,14 @@ class Service:
         # No seed: another text each time, and another for each choice.
         seed = secrets.randbits(32) if request.seed is None else request.seed
         tasks: list[Task] = []
-        for prompt in asked.prompts:
-            # Once for all its choices. One without a token is the engine's to refuse.
-            ids = self.model.encode(prompt) if isinstance(prompt, str) else prompt
-            for _ in range(number):
-                tasks.append(engine.prepare(ids or prompt, seed=(seed + len(tasks)) % 2**32, **given))
+        for index, prompt in enumerate(asked.prompts):
+            try:
+                # Once for all its choices. One without a token is the engine's to refuse.
+                ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
+                for _ in range(number):
+                    tasks.append(engine.prepare(ids or prompt, seed=(seed + len(tasks)) % 2**32, **given))
+            except UserError as error:
+                raise _of_prompt(error, index, len(asked.prompts)) from None
         return tasks
 
     def _engine_options(self, request: GenerationRequest) -> dict[str, Any]:
@@ -214,10 +230,14 @@ class Service:
         if self._native is None:
             self._native = asyncio.ensure_future(run_in_threadpool(self._make_native))
         try:
-            return await asyncio.shield(self._native)
+            # Its compilation cannot be stopped, but need not be waited for.
+            made = await unless(self.cut, asyncio.shield(self._native))
         except Exception:
             self._native = None
             raise
+        if made is None:
+            raise EngineClosed("the server is stopping")
+        return made
 
     def _make_native(self) -> Engine:
         options = replace(self._given, rows=1, pages=None, window=0, sink=None, prefix_bytes=0)
@@ -247,6 +267,12 @@ class _Asked(NamedTuple):
     logprobs: int | None
     arrived: float
     prompt_field: str
+
+
+def _of_prompt(error: UserError, index: int, prompts: int) -> UserError:
+    """The engine's error, which knows of one prompt, as that of one among several."""
+    one = "the prompt" if prompts == 1 else f"prompt {index}"
+    return type(error)(str(error).replace("prompt 0", one, 1).replace("the prompt", one, 1), field=error.field)
 
 
 def _turn(message: Any) -> dict[str, Any]:

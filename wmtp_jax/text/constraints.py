@@ -4,10 +4,11 @@ The grammars are those of llguidance, which walks the vocabulary's bytes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import UInt32
@@ -21,6 +22,12 @@ _JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 # What one text's grammar may cost those beside it: the library's own limits are about 16 ms a mask and 500 MB.
 _LIMITS = LLParserLimits(step_lexer_fuel=70_000, step_max_items=25_000, max_lexer_states=30_000)
 _KEPT_GRAMMARS = 16
+# llguidance goes eight KB deeper into the stack for each schema inside another, and a short text can chain thousands of
+# them by references: a schema of so many bytes cannot get to the end of so large a stack. (Unused, it is no memory.)
+_SCHEMA_BYTES = 2**18
+_STACK_BYTES = 2**28
+_stack_size_is_set = threading.Lock()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +55,10 @@ class Constraint:
         if self.regex is not None:
             return LLMatcher.grammar_from_regex(self.regex)
         try:
-            return LLMatcher.grammar_from_json_schema(json.dumps(self.json_schema), overrides=_JSON_OPTIONS)
+            schema = json.dumps(self.json_schema)
+            if len(schema) > _SCHEMA_BYTES:
+                raise _error("json_schema", f"is larger than {_SCHEMA_BYTES} bytes")
+            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
         except (TypeError, ValueError, RecursionError) as error:
             raise _error("json_schema", _one_line(error)) from None
 
@@ -72,7 +82,21 @@ class Grammars:
         return Matcher(inner.deep_copy(), -(-self._vocabulary.vocab_size // 32))
 
     def _compile(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        return _on_a_deep_stack(lambda: LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS))
+
+
+def _on_a_deep_stack(call: Callable[[], T]) -> T:
+    """What the call returns, made on a thread of its own."""
+    made: list[T] = []
+    with _stack_size_is_set:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=lambda: made.append(call()), name="wmtp-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return made[0]
 
 
 class GrammarFailed(RuntimeError):
@@ -122,6 +146,8 @@ def _error(name: str, message: str) -> UserError:
 
 def _one_line(error: Any) -> str:
     """The first line that says something, of a message that goes on to draw the place."""
+    if "NoExtensionBias" in str(error):
+        return "no text fits it"
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next((line for line in [*told, *lines] if line), "it is not valid")
