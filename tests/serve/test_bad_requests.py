@@ -40,7 +40,7 @@ SHARED = {
     "draft": ["other", 3],
     "draft_details": [1],
     "user": [3],
-    "metadata": [{"a": 1}, "a"],
+    "metadata": [{"a": 1}, "a", {f"a{n}": "b" for n in range(65)}, dict.fromkeys(map(str, range(9000)), 1)],
     "response_format": [
         "json",
         {},
@@ -239,6 +239,12 @@ def test_wrong_items_are_not_told_one_by_one():
         with pytest.raises(ValidationError) as caught:
             CompletionRequest.model_validate({"model": NAME, "prompt": prompt})
         assert caught.value.error_count() < 10
+
+
+def test_a_body_of_too_many_fields_is_refused_as_a_whole(server):
+    response = server.post(prompt="a", **{f"a{n}": 1 for n in range(5000)})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "the body has more than 64 entries"
 
 
 def test_an_answer_can_be_handed_back_as_it_came(server):

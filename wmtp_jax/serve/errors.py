@@ -99,6 +99,8 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
     if worst["type"] == "json_invalid":
         reason = worst.get("ctx", {}).get("error", "not valid")
         return ApiError(400, f"the body is not JSON: {reason}")
+    if not place and worst["type"] == "value_error":
+        return ApiError(400, f"the body {worst['ctx']['error']}")
     if not place:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
     param = str(place[0])

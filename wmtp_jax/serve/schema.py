@@ -6,7 +6,7 @@ supported, are errors that name the field. Null stands for a field's default.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from wmtp_jax.decode.sampling import MOST_LIKELY
 from wmtp_jax.decode.sampling_params import REPETITION_PENALTIES
@@ -19,8 +19,23 @@ _MOST_TOKENS = 2**30
 _Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
+_MOST_ENTRIES = 64
+
+
+def _few(given: Any) -> Any:
+    """Told before entries are looked at: errors of a hundred thousand wrong ones take seconds."""
+    if isinstance(given, dict) and len(given) > _MOST_ENTRIES:
+        raise ValueError(f"has more than {_MOST_ENTRIES} entries")
+    return given
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_few(cls, given: Any) -> Any:
+        return _few(given)
 
 
 class StreamOptions(_Strict):
@@ -92,7 +107,7 @@ class GenerationRequest(_Strict):
     draft_details: bool | None = Field(None, description="Say which tokens were drafted, and how well.")
     # Taken and not used: they change nothing about the text.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few), Field(max_length=_MOST_ENTRIES)] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
