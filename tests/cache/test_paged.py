@@ -49,6 +49,7 @@ def test_every_narrow_dtype_is_held_to_a_bound():
     assert {*BOUNDS, "float32"} == set(CACHE_DTYPES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", EIGHT_BIT)
 def test_with_eight_bit_pages_too_the_text_does_not_depend_on_the_drafts(dtype):
     model = Model(decoder=tiny_model("hybrid", 7), config=CONFIGS["hybrid"])

@@ -14,6 +14,7 @@ from tests.engine.requests import CONSTRAINTS, CONTEXT, Asked, Heard, alone, ass
 from wmtp_jax.text.constraints import Constraint, GrammarFailed, Matcher
 
 
+@pytest.mark.slow
 def test_bound_texts_fit_and_do_not_depend_on_drafts():
     rng = np.random.default_rng(4)
     work = [

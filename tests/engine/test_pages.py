@@ -107,6 +107,7 @@ class NoDevice:
         return state, Emitted(tokens, counts, np.zeros(run, int), np.int32(steps), np.zeros_like(tokens, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tight", "plain"])
 def test_nothing_leaks_over_ten_thousand_requests(kind):
     core, rng = make_core(kind, prefix_bytes=100), np.random.default_rng(7)
