@@ -6,6 +6,7 @@ The grammars are those of llguidance, which walks the vocabulary's bytes.
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -86,17 +87,23 @@ class Grammars:
 
 
 def _on_a_deep_stack(call: Callable[[], T]) -> T:
-    """What the call returns, made on a thread of its own."""
-    made: list[T] = []
+    """What the call returns, or raises, on a thread of its own."""
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
+
     with _stack_size_is_set:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            thread = threading.Thread(target=lambda: made.append(call()), name="wmtp-grammar")
+            thread = threading.Thread(target=run, name="wmtp-grammar")
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join()
-    return made[0]
+    return made.result()
 
 
 class GrammarFailed(RuntimeError):
